@@ -1,0 +1,227 @@
+"""Every file operation of a checkpoint, numbered, in one place.
+
+A test can watch `operations`, fail any of them, or end the process before or after each. A file appears under its
+name only when it is whole: temporary name, write, flush, fsync, rename, fsync of the folder. Remote paths go through
+fsspec, uploaded under a temporary name and moved last.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from typing import Any, BinaryIO, TypeVar
+
+T = TypeVar("T")
+Listener = Callable[[str, int, str, str], None]
+"""Told ("before" or "after", number, kind of operation, path)."""
+
+
+class Operations:
+    """The numbered file operations of this process, and who watches them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.listeners: list[Listener] = []
+
+    def run(self, kind: str, path: str, operation: Callable[[], T]) -> T:
+        """Does one operation, telling the listeners before and after; what they raise stops it."""
+        self.count += 1
+        number = self.count
+        for listener in self.listeners:
+            listener("before", number, kind, path)
+        result = operation()
+        for listener in self.listeners:
+            listener("after", number, kind, path)
+        return result
+
+
+operations = Operations()
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is a URL for fsspec, not a local path."""
+    return "://" in str(path) and not str(path).startswith("file://")
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """A local path without its scheme."""
+    text = os.fspath(path)
+    return text[len("file://") :] if text.startswith("file://") else text
+
+
+def join(*parts: str) -> str:
+    """Path parts joined by the separator of their kind."""
+    if is_remote(parts[0]):
+        return "/".join([parts[0].rstrip("/"), *(part.strip("/") for part in parts[1:])])
+    return os.path.join(*parts)
+
+
+def parent(path: str) -> str:
+    """The folder of `path`."""
+    return path.rsplit("/", 1)[0] if is_remote(path) else os.path.dirname(os.path.abspath(path))
+
+
+def _remote(path: str) -> tuple[Any, str]:
+    import fsspec
+
+    fs, inner = fsspec.core.url_to_fs(path)
+    return fs, inner
+
+
+def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], Any]) -> None:
+    """Writes a file that is either wholly there under its name, or not at all.
+
+    What stood under the name before stays valid until the new file replaces it. On an error nothing is left behind.
+    """
+    text = os.fspath(path)
+    if is_remote(text):
+        _write_remote(text, write)
+        return
+    target = local_path(text)
+    folder = parent(target)
+    make_dirs(folder)
+    temporary = os.path.join(folder, f".{os.path.basename(target)}.{uuid.uuid4().hex[:12]}.part")
+    # mode 0666 less the umask; O_EXCL so that a planted link is never followed
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+    descriptor = operations.run("open", temporary, lambda: os.open(temporary, flags, 0o666))
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            operations.run("write", temporary, lambda: write(file))
+            operations.run("flush", temporary, file.flush)
+            operations.run("fsync", temporary, lambda: os.fsync(file.fileno()))
+        operations.run("rename", target, lambda: os.replace(temporary, target))
+    except BaseException:
+        if os.path.lexists(temporary):
+            os.unlink(temporary)
+        raise
+    sync_dir(folder)
+
+
+def _write_remote(path: str, write: Callable[[BinaryIO], Any]) -> None:
+    fs, inner = _remote(path)
+    temporary = f"{inner}.{uuid.uuid4().hex[:12]}.part"
+    operations.run("mkdir", path, lambda: fs.makedirs(inner.rsplit("/", 1)[0], exist_ok=True))
+    try:
+        with fs.open(temporary, "wb") as file:
+            operations.run("write", temporary, lambda: write(file))
+        operations.run("rename", path, lambda: fs.mv(temporary, inner))
+    except BaseException:
+        if fs.exists(temporary):
+            fs.rm(temporary)
+        raise
+
+
+def sync_dir(folder: str) -> None:
+    """Makes the names in a local folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        operations.run("fsync_dir", folder, lambda: os.fsync(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def open_read(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a file for reading; remote ones are fetched whole."""
+    text = os.fspath(path)
+    if is_remote(text):
+        return io.BytesIO(read_bytes(text))
+    return open(local_path(text), "rb")
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file."""
+    text = os.fspath(path)
+    if is_remote(text):
+        fs, inner = _remote(text)
+        return bytes(fs.cat_file(inner))
+    with open(local_path(text), "rb") as file:
+        return file.read()
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file or folder."""
+    text = os.fspath(path)
+    if is_remote(text):
+        fs, inner = _remote(text)
+        return bool(fs.exists(inner))
+    return os.path.exists(local_path(text))
+
+
+def is_dir(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a folder."""
+    text = os.fspath(path)
+    if is_remote(text):
+        fs, inner = _remote(text)
+        return bool(fs.isdir(inner))
+    return os.path.isdir(local_path(text))
+
+
+def make_dirs(path: str | os.PathLike[str]) -> None:
+    """Makes a folder and those above it, durably; those that are there are left alone."""
+    text = os.fspath(path)
+    if is_remote(text):
+        fs, inner = _remote(text)
+        operations.run("mkdir", text, lambda: fs.makedirs(inner, exist_ok=True))
+        return
+    folder = os.path.abspath(local_path(text))
+    missing: list[str] = []
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for one in reversed(missing):
+        operations.run("mkdir", one, lambda one=one: os.makedirs(one, exist_ok=True))  # type: ignore[misc]
+        sync_dir(os.path.dirname(one))
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Removes a file, link or folder; what is not there is fine. A link's target stays."""
+    text = os.fspath(path)
+    if is_remote(text):
+        fs, inner = _remote(text)
+        if fs.exists(inner):
+            operations.run("remove", text, lambda: fs.rm(inner, recursive=True))
+        return
+    target = local_path(text)
+    if not os.path.lexists(target):
+        return
+    if os.path.isdir(target) and not os.path.islink(target):
+        operations.run("remove", target, lambda: shutil.rmtree(target))
+    else:
+        operations.run("remove", target, lambda: os.unlink(target))
+    sync_dir(parent(target))
+
+
+def link(target: str, path: str) -> None:
+    """Makes `path` a link to `target`, replacing what stood there in one move."""
+    target, path = local_path(target), local_path(path)
+    temporary = os.path.join(parent(path), f".{os.path.basename(path)}.{uuid.uuid4().hex[:12]}.part")
+    relative = os.path.relpath(target, parent(path))
+    if os.path.isdir(path) and not os.path.islink(path):
+        remove(path)
+    operations.run("symlink", temporary, lambda: os.symlink(relative, temporary))
+    operations.run("rename", path, lambda: os.replace(temporary, path))
+    sync_dir(parent(path))
+
+
+def list_dir(path: str | os.PathLike[str]) -> list[str]:
+    """The names in a folder, sorted; none where there is no folder."""
+    text = os.fspath(path)
+    if is_remote(text):
+        fs, inner = _remote(text)
+        if not fs.isdir(inner):
+            return []
+        return sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(inner, detail=False))
+    folder = local_path(text)
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def modified_s(path: str | os.PathLike[str]) -> float:
+    """When a file was last written, in seconds since 1970."""
+    text = os.fspath(path)
+    if is_remote(text):
+        fs, inner = _remote(text)
+        return float(fs.modified(inner).timestamp())
+    return os.path.getmtime(local_path(text))

@@ -1,0 +1,1 @@
+"""Old and foreign spellings, as tables at the edge: nothing below this layer knows them."""

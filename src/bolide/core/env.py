@@ -1,0 +1,63 @@
+"""Every environment variable that Bolide reads or sets, in one table.
+
+No other module touches `os.environ`. Values are read when asked for, never at import.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: its meaning and the value that its absence stands for."""
+
+    meaning: str
+    default: str | None = None
+
+
+VARIABLES: dict[str, Variable] = {
+    "RANK": Variable("this process's number among all, set by the launcher"),
+    "LOCAL_RANK": Variable("this process's number on its machine, set by the launcher"),
+    "WORLD_SIZE": Variable("how many processes take part, set by the launcher"),
+    "SLURM_PROCID": Variable("this process's number among all, set by SLURM"),
+    "SLURM_LOCALID": Variable("this process's number on its machine, set by SLURM"),
+    "SLURM_JOB_ID": Variable("the SLURM job, used as TensorBoard's version"),
+    "PL_GLOBAL_SEED": Variable("the seed that `seed_everything` was last given"),
+    "PL_SEED_WORKERS": Variable("1 when `seed_everything(..., workers=True)` was called", "0"),
+    "CUBLAS_WORKSPACE_CONFIG": Variable("cuBLAS workspace, set for deterministic=True"),
+    "POSSIBLE_USER_WARNINGS": Variable("'off' silences warnings about what may be a mistake", "on"),
+    "BOLIDE_RUN_DIR": Variable("the folder of this run, handed to child processes"),
+    "COLUMNS": Variable("width of the terminal in characters"),
+}
+
+TRAINER_PREFIX = "PL_TRAINER_"
+"""`PL_TRAINER_MAX_EPOCHS=3` stands for `Trainer(max_epochs=3)` where the argument is not given."""
+
+
+def get(name: str) -> str | None:
+    """The value of a variable of the table, or its default."""
+    return os.environ.get(name, VARIABLES[name].default)
+
+
+def set(name: str, value: str) -> None:
+    """Sets a variable of the table for this process and its children."""
+    if name not in VARIABLES:
+        raise KeyError(name)
+    os.environ[name] = value
+
+
+def trainer_arguments() -> dict[str, str]:
+    """Trainer arguments given as `PL_TRAINER_<NAME>`, by lower-case argument name, as text."""
+    size = len(TRAINER_PREFIX)
+    return {key[size:].lower(): text for key, text in os.environ.items() if key.startswith(TRAINER_PREFIX)}
+
+
+def rank() -> int:
+    """This process's global rank as the launcher's environment tells it; 0 when nothing does."""
+    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
+        text = os.environ.get(name)
+        if text is not None and text.isdigit():
+            return int(text)
+    return 0

@@ -1,0 +1,1 @@
+"""Loaders and batches: reading them, combining them, moving them."""

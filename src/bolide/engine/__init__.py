@@ -1,0 +1,1 @@
+"""The engine: Plan (decided once), Run (what changes), and the loops, which are functions."""

@@ -1,0 +1,311 @@
+"""The fit: one generator over epochs and batches, and what opens and closes an epoch.
+
+`fit` is the loop: epochs, batches, step, commit, end hooks, log, validate, yield. `Trainer.fit` exhausts it,
+`Trainer.steps` hands it to the user. Loaders are opened here, too; the work before the first and after the last batch
+is engine/session's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from bolide.core.errors import UserCodeError
+from bolide.core.hooks import overrides
+from bolide.core.messages import PossibleUserWarning, info, warn_once
+from bolide.core.progress import Progress
+from bolide.core.states import RunningStage
+from bolide.data.batches import batches, started
+from bolide.data.loaders import eval_sources, set_epoch, train_source, without_shuffling
+from bolide.engine import plan as plans
+from bolide.engine.evaluate import Handed, evaluate
+from bolide.engine.optimizers import step_plateau_schedulers, step_schedulers
+from bolide.engine.step import flush_window
+from bolide.seed import isolate_rng
+
+if TYPE_CHECKING:
+    from bolide.engine.run import EvalData, Run
+
+
+def fit(run: Run) -> Iterator[Progress]:
+    """Trains until a limit, a stop or an exception; yields the counters after each batch and what follows it."""
+    progress, log = run.progress, run.log
+    if not open_training(run):
+        return
+    assert run.train is not None
+    iterator: Any = started(run.train, run.train.iterate())
+    for hook in run.plan.hooks.on_train_start:
+        hook()
+    while not finished(run):
+        iterator = open_epoch(run, iterator)
+        plan = run.plan
+        pairs = batches(run.train, iterator, progress.batch)
+        iterator, skipped, answer = None, False, None
+        for batch, last in Handed.over(pairs, run.train) if plan.takes_iterator else pairs:
+            if run.version != plan.version:
+                plan = run.plan = plans.build(run)
+            batch_idx = progress.batch
+            progress.is_last_batch = last
+            run.stepped_in_batch = False
+            if plan.transfer is not None and not plan.takes_iterator:
+                batch = plan.transfer(batch, 0)
+            log.open_batch(batch)
+            for hook in plan.hooks.on_train_batch_start:
+                answer = hook(batch, batch_idx)
+            if plan.module_may_skip and answer == -1:
+                skipped = True
+                break
+
+            outputs = plan.step(run, batch, batch_idx, last)
+
+            progress.commit_batch()
+            steps = run.stepped_in_batch or not plan.automatic
+            if steps:
+                progress.stepped_batches += 1
+            for hook in plan.hooks.on_train_batch_end:
+                hook(outputs, batch, batch_idx)
+            if steps and (progress.stepped_batches % plan.log_every == 0 or (plan.logs and run.trainer.should_stop)):
+                log.write(log.current(), None, progress.stepped_batches - 1)
+            log.close_batch()
+            if run.validation_enabled and run.validation_due(last):
+                validate(run)
+            if plan.has_plateau:
+                step_plateau_schedulers(run, "step", batch_idx)
+            if run.trainer.should_stop:
+                log.save()
+            yield progress
+            if run.ends_batches():
+                break
+        else:
+            close_short_epoch(run)
+        close_epoch(run, skipped)
+    for hook in run.plan.hooks.on_train_end:
+        hook()
+
+
+def finished(run: Run) -> bool:
+    """Whether no further epoch begins."""
+    reached = run.limits_reached()
+    if reached is not None:
+        info(reached)
+        return True
+    return run.stops_now()
+
+
+# ---------------------------------------------------------------------- the training data
+
+
+def open_training(run: Run) -> bool:
+    """Opens the training loader; False where there is nothing to train on or no epoch to train."""
+    if run.train is None:
+        load_train(run)
+    run.progress.close_epoch()
+    if finished(run) or run.config.limit_train_batches == 0:
+        return False
+    if run.count == 0:
+        warn_once("The training loader is empty or limited to no batch: nothing is trained.")
+        return False
+    if not run.restored or run.val_every.unit == "seconds":
+        run.val_timer_s = time.monotonic()
+    if run.val_every.unit == "batches" and run.config.check_val_every_n_epoch is not None:
+        if run.val_every.count > run.count:
+            raise UserCodeError(
+                f"val_check_interval={run.config.val_check_interval} is more than the {run.count:g} batches of an "
+                "epoch; write a smaller number, or check_val_every_n_epoch=None to count across epochs"
+            )
+    if run.val_every.unit == "share" and math.isinf(run.count) and run.val_every.count != 1.0:
+        raise UserCodeError(
+            f"val_check_interval={run.config.val_check_interval} is a share of an epoch, and the training loader has "
+            "no length; write a number of batches"
+        )
+    accumulate = run.trainer.accumulate_grad_batches
+    if run.module.automatic_optimization and accumulate > run.count:
+        warn_once(
+            f"accumulate_grad_batches={accumulate} is more than the {run.count:g} batches of an epoch: each epoch ends "
+            "with one step over its own batches, and no window is carried into the next."
+        )
+    log_every = run.trainer.log_every_n_steps
+    if run.log.loggers and log_every > run.count and not run.trainer.fast_dev_run:
+        warn_once(
+            f"An epoch has {run.count:g} batches, and step metrics are logged every {log_every}: write "
+            "Trainer(log_every_n_steps=...) for more points.",
+            PossibleUserWarning,
+        )
+    return True
+
+
+def load_train(run: Run) -> None:
+    """Asks for the training loader, and makes a source of it."""
+    config = run.config
+    loaders = run.train_given if run.train_given is not None else from_hook(run, "train_dataloader")
+    if config.overfit_batches > 0:
+        loaders = without_shuffling(loaders)
+    run.train_loaders = loaders
+    limit = config.overfit_batches if config.overfit_batches > 0 else config.limit_train_batches
+    run.train = train_source(loaders, limit)
+    run.train_loaded_epoch = run.progress.epoch
+
+
+def from_hook(run: Run, name: str) -> Any:
+    """The loaders that the datamodule's, else the module's, hook gives.
+
+    Raises:
+        UserCodeError: neither has the hook, or it returned nothing.
+    """
+    owner = run.datamodule if overrides(run.datamodule, name) else run.module
+    if not overrides(owner, name):
+        raise UserCodeError(
+            f"There is no {name}: give loaders to the trainer's call, or define {name} on the module or the datamodule"
+        )
+    loaders = getattr(owner, name)()
+    if loaders is None:
+        raise UserCodeError(f"`{name}` of {type(owner).__name__} returned None; return a DataLoader or any iterable")
+    return loaders
+
+
+def open_epoch(run: Run, iterator: Any) -> Any:
+    """Begins the next epoch, or goes on with the one that is open; returns the iterator of its batches."""
+    progress = run.progress
+    assert run.train is not None
+    reload = run.trainer.reload_dataloaders_every_n_epochs
+    if reload and run.train_given is None and progress.epoch - run.train_loaded_epoch >= reload:
+        load_train(run)
+        iterator = None
+    run.validated_this_epoch = False
+    run.log.epoch = progress.epoch
+    run.log.in_batch = False
+    set_epoch(run.train.loader, progress.epoch)
+    resumed = progress.mid_epoch
+    progress.open_epoch()
+    if run.version != run.plan.version:
+        run.plan = plans.build(run)
+    if not resumed:
+        for hook in run.plan.hooks.on_train_epoch_start:
+            hook()
+    if run.version != run.plan.version:
+        run.plan = plans.build(run)
+    if run.stops_now():
+        return iter(())
+    if iterator is None:
+        iterator = started(run.train, run.train.iterate())
+    # going on within an epoch: what was trained on is passed over
+    for _ in islice(iterator, progress.batch):
+        pass
+    return iterator
+
+
+def close_short_epoch(run: Run) -> None:
+    """Ends an epoch whose loader gave fewer batches than it said, as its last batch would have ended it."""
+    progress = run.progress
+    if progress.is_last_batch or run.stops_now():
+        return
+    if progress.batch == 0:
+        raise UserCodeError(
+            "The training loader gave no batch. Look at what it iterates over: an iterator that was used up, an empty "
+            "dataset, or drop_last=True with fewer samples than a batch"
+        )
+    if not math.isinf(run.count):
+        warn_once(
+            f"The training loader said it has {run.count:g} batches and ended after {progress.batch}; the epoch ends "
+            "there."
+        )
+    plan = run.plan
+    progress.is_last_batch = True
+    if plan.automatic:
+        if progress.batch % plan.accumulate:
+            flush_window(run, progress.batch - 1)
+        step_schedulers(run, "epoch", progress.batch - 1)
+    if run.validation_due(True) and progress.validated_at != progress.total_batches:
+        validate(run)
+
+
+def close_epoch(run: Run, skipped: bool) -> None:
+    """Ends the epoch: its hooks, the plateau schedulers, the loggers, the counters."""
+    progress, log, plan = run.progress, run.log, run.plan
+    log.close_batch()
+    if skipped:
+        progress.is_last_batch = True
+        if plan.automatic:
+            step_schedulers(run, "epoch", progress.batch)
+    log.close_epoch_values()
+    progress.commit_epoch()
+    for hook in plan.hooks.on_train_epoch_end:
+        hook()
+    if run.version != run.plan.version:
+        plan = run.plan = plans.build(run)
+    log.publish()
+    if plan.has_plateau:
+        step_plateau_schedulers(run, "epoch", progress.batch)
+    log.write(log.current(), None, progress.stepped_batches - 1, save=True)
+    log.collections["train"].reset()
+    progress.close_epoch()
+
+
+# ---------------------------------------------------------------------- validation within the fit
+
+
+def open_validation(run: Run, data: EvalData) -> None:
+    """Brings the validation loaders up to date: asked for once, or every few epochs where that was asked."""
+    reload = run.trainer.reload_dataloaders_every_n_epochs
+    due = bool(reload) and run.progress.epoch - data.loaded_epoch >= reload and data.given is None
+    if data.loaders is not None and not due:
+        return
+    load_eval(run, data, "validate", "val_dataloader", run.config.limit_val_batches)
+    data.loaded_epoch = run.progress.epoch
+
+
+def load_eval(run: Run, data: EvalData, stage: str, hook: str, limit: float | None) -> None:
+    """Asks for the loaders of an evaluation, and makes sources of them."""
+    loaders = data.given if data.given is not None else from_hook(run, hook)
+    if run.config.overfit_batches > 0 and stage == "validate":
+        loaders = without_shuffling(loaders)
+        limit = run.config.overfit_batches if run.state.fn == "fit" else limit
+    data.loaders = loaders
+    data.sources = eval_sources(loaders, limit, stage)
+
+
+def validate(run: Run) -> None:
+    """Validates in the midst of training."""
+    module, progress, plan = run.module, run.progress, run.plan
+    before = run.state.stage
+    run.state.stage = RunningStage.VALIDATING
+    if plan.automatic and progress.batch % plan.accumulate and not progress.is_last_batch:
+        pass  # the gradients of an open window are kept
+    elif overrides(module, "on_validation_model_zero_grad"):
+        module.on_validation_model_zero_grad()
+    else:
+        module.zero_grad()
+    progress.validated_at = progress.total_batches
+    run.validated_this_epoch = True
+    evaluate(run, plan.hooks, "validation", run.val, lambda: open_validation(run, run.val), standalone=False)
+    run.val_timer_s = time.monotonic()
+    run.state.stage = before
+    if run.version != run.plan.version:
+        run.plan = plans.build(run)
+
+
+def sanity_check(run: Run) -> None:
+    """A few validation batches before training, so that a mistake there shows at once; they leave no trace."""
+    batches_asked = run.trainer.num_sanity_val_steps
+    if not run.validation_enabled or not batches_asked or run.progress.mid_epoch:
+        return
+    before = run.state.stage
+    run.state.stage = RunningStage.SANITY_CHECKING
+    hooks = run.plan.hooks
+    with isolate_rng():
+        for hook in hooks.on_sanity_check_start:
+            hook()
+        limit = None if batches_asked == -1 else batches_asked
+        evaluate(
+            run, hooks, "validation", run.val, lambda: open_validation(run, run.val),
+            standalone=False, limit=limit, log_results=False,
+        )  # fmt: skip
+        for hook in hooks.on_sanity_check_end:
+            hook()
+    run.log.clear()
+    run.state.stage = before
+    if run.version != run.plan.version:
+        run.plan = plans.build(run)

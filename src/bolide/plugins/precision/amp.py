@@ -1,0 +1,5 @@
+"""The public path of MixedPrecision."""
+
+from bolide.plugins.precision import MixedPrecision
+
+__all__ = ["MixedPrecision"]

@@ -1,0 +1,184 @@
+"""What every strategy answers: placing a module, stepping it, saving it; and the names users call on it.
+
+`Strategy` is both the base class that users subclass and the single-device behaviour: a strategy for many processes
+overrides what differs. Collectives are identities here, as there is one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bolide.checkpoint import io
+from bolide.core.protocols import CheckpointFormat, Optimizable
+
+
+class Strategy:
+    """How a module is placed, stepped and saved.
+
+    Args:
+        device: where the module runs; the trainer sets it where it is not given.
+    """
+
+    strategy_name = "single_device"
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self._root_device = torch.device(device) if device is not None else torch.device("cpu")
+        self._device_given = device is not None
+        self.module: nn.Module | None = None
+        self.optimizers: list[Optimizable] = []
+        self.checkpoint_io: CheckpointFormat | None = None
+
+    # ------------------------------------------------------------------ the ten methods
+
+    def open(self, device: torch.device) -> None:
+        """Takes the device of the run, unless one was given at construction."""
+        if not self._device_given:
+            self._root_device = device
+        if self._root_device.type == "cuda":
+            torch.cuda.set_device(self._root_device)
+
+    def init_context(self, empty: bool | None = None) -> AbstractContextManager[Any]:
+        """New parameters are made on the device; with `empty` without their initial values, on the meta device."""
+        if empty:
+            return torch.device("meta")
+        return self._root_device if self._root_device.type != "cpu" else nullcontext()
+
+    def prepare(self, module: nn.Module, build_optimizers: Callable[[], list[Optimizable]] | None) -> list[Optimizable]:
+        """Places `module`, then builds the optimizers, which must see the placed parameters."""
+        module.to(self._root_device)
+        self.module = module
+        self.optimizers = build_optimizers() if build_optimizers is not None else []
+        return self.optimizers
+
+    def set_sync(self, on: bool) -> None:
+        """Whether gradients are exchanged at the next backward pass; nothing to do on one device."""
+
+    def backward(self, loss: Tensor) -> None:
+        """The backward pass."""
+        loss.backward()
+
+    def clip(self, optimizer: Optimizable, limit: float, kind: str) -> Tensor | None:
+        """Clips the gradients of `optimizer`; returns their total norm (0-dim, on the device), or None by value."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if kind == "value":
+            nn.utils.clip_grad_value_(parameters, limit)
+            return None
+        return nn.utils.clip_grad_norm_(parameters, limit)
+
+    def step(self, optimizer: Optimizable, closure: Callable[[], Any] | None = None) -> Any:
+        """The optimizer's step."""
+        return optimizer.step() if closure is None else optimizer.step(closure)
+
+    def state(self) -> dict[str, Any]:
+        """The module's weights by name; keys of compiled parts are those of the plain module."""
+        assert self.module is not None
+        return plain_keys(self.module.state_dict())
+
+    def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Takes weights by name."""
+        assert self.module is not None
+        self.module.load_state_dict(matching_keys(state, self.module), strict=strict)
+
+    def close(self) -> None:
+        """Lets go of the module and the optimizers."""
+        self.module = None
+        self.optimizers = []
+
+    # ------------------------------------------------------------------ what users call
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this process."""
+        return self._root_device
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The placed module."""
+        return self.module
+
+    @property
+    def lightning_module(self) -> nn.Module | None:
+        """The user's module."""
+        return self.module
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the first process."""
+        return True
+
+    @property
+    def global_rank(self) -> int:
+        """This process's number."""
+        return 0
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number on its machine."""
+        return 0
+
+    @property
+    def world_size(self) -> int:
+        """How many processes there are."""
+        return 1
+
+    def barrier(self, name: str | None = None) -> None:
+        """Waits for all processes."""
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """`obj` of process `src`."""
+        return obj
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: str | None = "mean") -> Any:
+        """`tensor` reduced over all processes."""
+        return tensor
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Whether all processes (or any) say yes."""
+        return decision
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """The tensors of all processes."""
+        return tensor
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """Removes a checkpoint that this run wrote."""
+        if self.checkpoint_io is not None:
+            self.checkpoint_io.remove_checkpoint(filepath)
+        else:
+            io.remove(filepath)
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """The batch on the device."""
+        from bolide.data.transfer import move_to_device
+
+        return move_to_device(batch, device or self._root_device)
+
+
+class SingleDeviceStrategy(Strategy):
+    """One process on one device.
+
+    Args:
+        device: where the module runs; the trainer's accelerator decides where it is not given.
+    """
+
+
+def plain_keys(state: Mapping[str, Any]) -> dict[str, Any]:
+    """State with the keys of the plain module: `torch.compile` puts `_orig_mod.` into those of compiled parts."""
+    if not any("_orig_mod." in key for key in state):
+        return dict(state)
+    return {key.replace("_orig_mod.", ""): value for key, value in state.items()}
+
+
+def matching_keys(state: Mapping[str, Any], module: nn.Module) -> Mapping[str, Any]:
+    """State with the keys that `module` has, whether its parts, or those that were saved, are compiled or not."""
+    names = [*(n for n, _ in module.named_parameters()), *(n for n, _ in module.named_buffers())]
+    compiled = {name.replace("_orig_mod.", ""): name for name in names if "_orig_mod." in name}
+    if not compiled and not any("_orig_mod." in key for key in state):
+        return state
+    plain = plain_keys(state)
+    return {compiled.get(key, key): value for key, value in plain.items()}

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bolide.checkpoint import io
+
+
+@pytest.fixture
+def watched() -> Iterator[list[tuple[str, str]]]:
+    """The operations that are done, by kind and file name."""
+    done: list[tuple[str, str]] = []
+
+    def listen(when: str, number: int, kind: str, path: str) -> None:
+        if when == "after":
+            done.append((kind, os.path.basename(path)))
+
+    io.operations.listeners.append(listen)
+    yield done
+    io.operations.listeners.remove(listen)
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, watched: list[tuple[str, str]]) -> None:
+    io.write_atomically(tmp_path / "a", lambda f: f.write(b"new"))
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert [kind for kind, _ in watched] == ["open", "write", "flush", "fsync", "rename", "fsync_dir"]
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("failing", ["open", "write", "flush", "fsync", "rename"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, failing: str, when: str) -> None:
+    (tmp_path / "a").write_bytes(b"old")
+
+    def fail(at: str, number: int, kind: str, path: str) -> None:
+        if (at, kind) == (when, failing):
+            raise OSError(28, "No space left on device")
+
+    io.operations.listeners.append(fail)
+    try:
+        with pytest.raises(OSError, match="No space"):
+            io.write_atomically(tmp_path / "a", lambda f: f.write(b"new"))
+    finally:
+        io.operations.listeners.remove(fail)
+    expected = b"new" if (failing, when) == ("rename", "after") else b"old"
+    assert (tmp_path / "a").read_bytes() == expected
+    if (failing, when) != ("open", "after"):  # the file descriptor was never handed over: its name may stay
+        assert os.listdir(tmp_path) == ["a"]
+
+
+def test_modes_obey_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        io.write_atomically(tmp_path / "sub" / "a", lambda f: f.write(b"x"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "sub" / "a").stat().st_mode & 0o777 == 0o640
+
+
+def test_numbers_go_up(tmp_path: Path) -> None:
+    first = io.operations.count
+    io.write_atomically(tmp_path / "a", lambda f: f.write(b"x"))
+    assert io.operations.count == first + 6
+
+
+def test_removing_a_link_leaves_its_target(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a").write_text("x")
+    io.link(str(tmp_path / "folder"), str(tmp_path / "link"))
+    assert os.readlink(tmp_path / "link") == "folder"
+    io.remove(tmp_path / "link")
+    assert (tmp_path / "folder" / "a").exists() and not (tmp_path / "link").exists()
+    io.remove(tmp_path / "never there")
+    io.remove(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+def test_remote_paths_are_moved_into_place() -> None:
+    import fsspec
+
+    path = "memory://bucket/deep/a.ckpt"
+    io.write_atomically(path, lambda f: f.write(b"x"))
+    assert io.read_bytes(path) == b"x" and io.exists(path) and not io.is_dir(path)
+    assert io.list_dir("memory://bucket/deep") == ["a.ckpt"]
+    io.remove(path)
+    assert not io.exists(path) and io.list_dir("memory://none") == []
+    assert io.is_remote(path) and not io.is_remote("/a/b") and not io.is_remote("file:///a")
+
+    def fail(file: Any) -> None:
+        file.write(b"half")
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        io.write_atomically(path, fail)
+    assert not fsspec.filesystem("memory").exists("/bucket/deep/a.ckpt")
+
+
+def test_paths_are_joined_by_their_kind() -> None:
+    assert io.join("s3://bucket/a", "b", "c.ckpt") == "s3://bucket/a/b/c.ckpt"
+    assert io.join("/a", "b") == os.path.join("/a", "b")
