@@ -48,6 +48,7 @@ format: $(STAMPS)/test  ## put the sources in the form that lint asks for
 bench: $(STAMPS)/bench  ## what a step costs, against a hand-written loop and the peers
 	$(BIN)/python benchmarks/import_time.py
 	$(ONE_THREAD) $(BIN)/python benchmarks/tensor_loader.py
+	$(ONE_THREAD) $(BIN)/python benchmarks/step_pairs.py
 	$(ONE_THREAD) $(BIN)/python benchmarks/step_cost.py $(BENCH)
 
 clean:  ## remove the environment, caches and builds

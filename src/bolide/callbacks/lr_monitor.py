@@ -9,6 +9,7 @@ import torch
 
 from bolide.callbacks.callback import Callback
 from bolide.core.errors import ConfigError
+from bolide.core.hooks import internal
 from bolide.core.messages import warn
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class LearningRateMonitor(Callback):
         self.lrs, self.last_momentum_values, self.last_weight_decay_values = {}, {}, {}
         self._name_rates(trainer)
 
+    @internal
     def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Logs by step, at the batches whose metrics are logged."""
         if not self._by_step:

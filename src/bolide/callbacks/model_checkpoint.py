@@ -21,6 +21,7 @@ from bolide.callbacks.checkpoint import Checkpoint
 from bolide.callbacks.monitored import at_train_epoch_end, missing_metric, switched, validates
 from bolide.checkpoint import io, policy
 from bolide.core.errors import ConfigError, UserCodeError
+from bolide.core.hooks import internal
 from bolide.core.messages import info, warn
 from bolide.core.schedule import parse_duration
 
@@ -221,6 +222,7 @@ class ModelCheckpoint(Checkpoint):
             if self._resumed_from in {self.best_model_path, self.last_model_path, *self.best_k_models}:
                 self._last_global_step_saved = trainer.global_step  # that file is this step's save
 
+    @internal
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

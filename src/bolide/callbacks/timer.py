@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bolide.callbacks.callback import Callback
 from bolide.core.errors import ConfigError
+from bolide.core.hooks import internal
 from bolide.core.messages import info
 from bolide.core.schedule import parse_duration
 from bolide.core.states import RunningStage
@@ -119,6 +120,7 @@ class Timer(Callback):
         """Testing ends."""
         self._finish(RunningStage.TESTING)
 
+    @internal
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Looks at the clock."""
         if self._by_batch and (time.monotonic() >= self._deadline_s or trainer.world_size > 1):

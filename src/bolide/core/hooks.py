@@ -186,6 +186,20 @@ def stub(fn: F) -> F:
     return fn
 
 
+def internal(fn: F) -> F:
+    """Marks a hook of a built-in callback that calls no `self.log` and looks at no outputs of the step.
+
+    Nothing is then prepared for it. An override in a subclass does not carry the mark.
+    """
+    fn._is_internal = True  # type: ignore[attr-defined]
+    return fn
+
+
+def is_internal(callback: Any, name: str) -> bool:
+    """Whether the hook `name` of `callback` is marked `internal`."""
+    return bool(getattr(getattr(callback, name), "_is_internal", False))
+
+
 def overrides(receiver: Any, name: str) -> bool:
     """Whether `receiver` has a `name` of its own: in its class, or put on the instance."""
     if receiver is None:
@@ -209,8 +223,8 @@ def scoped(log: Scoped, spec: HookSpec, fn: Hook) -> Hook:
     return call
 
 
-def listeners(spec: HookSpec, receivers: Receivers) -> list[Hook]:
-    """The bound functions that hear the event `spec`, in order.
+def listeners(spec: HookSpec, receivers: Receivers, log: Scoped | None = None) -> list[Hook]:
+    """The bound functions that hear the event `spec`, in order; with `log`, scoped where they may log.
 
     Callbacks that act on metrics (`monitors_metrics`: early stopping, checkpoints) hear the end of a training epoch
     after the module, so that they see what it logs there.
@@ -220,22 +234,26 @@ def listeners(spec: HookSpec, receivers: Receivers) -> list[Hook]:
     if spec.name == "on_train_epoch_end":
         late = [cb for cb in callbacks if getattr(cb, "monitors_metrics", False)]
         callbacks = [cb for cb in callbacks if cb not in late]
-    told = (receivers.trainer, receivers.module)
+
+    def heard(callback: Any) -> Hook:
+        hook = partial(getattr(callback, spec.name), receivers.trainer, receivers.module)
+        return hook if log is None or is_internal(callback, spec.name) else scoped(log, spec, hook)
+
     found: list[Hook] = []
     for kind in spec.receivers:
         if kind == CB:
-            found += [partial(getattr(cb, spec.name), *told) for cb in callbacks]
+            found += [heard(cb) for cb in callbacks]
         else:
             receiver = getattr(receivers, kind)
             if overrides(receiver, spec.name):
-                found.append(getattr(receiver, spec.name))
-    return found + [partial(getattr(cb, spec.name), *told) for cb in late]
+                hook = getattr(receiver, spec.name)
+                found.append(hook if log is None else scoped(log, spec, hook))
+    return found + [heard(cb) for cb in late]
 
 
 def resolve(receivers: Receivers, log: Scoped) -> Hooks:
     """Who listens to what, decided once: a tuple of bound functions for each event."""
     hooks = Hooks()
     for slot in fields(Hooks):
-        spec = EVENTS[slot.name]
-        setattr(hooks, slot.name, tuple(scoped(log, spec, fn) for fn in listeners(spec, receivers)))
+        setattr(hooks, slot.name, tuple(listeners(EVENTS[slot.name], receivers, log)))
     return hooks

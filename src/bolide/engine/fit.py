@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def fit(run: Run) -> Iterator[Progress]:
     """Trains until a limit, a stop or an exception; yields the counters after each batch and what follows it."""
-    progress, log = run.progress, run.log
+    progress, log, trainer = run.progress, run.log, run.trainer
     if not open_training(run):
         return
     assert run.train is not None
@@ -67,17 +67,17 @@ def fit(run: Run) -> Iterator[Progress]:
                 progress.stepped_batches += 1
             for hook in plan.hooks.on_train_batch_end:
                 hook(outputs, batch, batch_idx)
-            if steps and (progress.stepped_batches % plan.log_every == 0 or (plan.logs and run.trainer.should_stop)):
+            if steps and (progress.stepped_batches % plan.log_every == 0 or (plan.logs and trainer.should_stop)):
                 log.write(log.current(), None, progress.stepped_batches - 1)
             log.close_batch()
             if run.validation_enabled and run.validation_due(last):
                 validate(run)
             if plan.has_plateau:
                 step_plateau_schedulers(run, "step", batch_idx)
-            if run.trainer.should_stop:
+            if trainer.should_stop:
                 log.save()
             yield progress
-            if run.ends_batches():
+            if progress.step >= run.plan.max_steps or (trainer.should_stop and run.may_stop_early()):
                 break
         else:
             close_short_epoch(run)

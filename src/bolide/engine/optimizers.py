@@ -222,7 +222,7 @@ def needs_closure(optimizer: Any) -> bool:
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
-def clear_gradients(optimizer: Any) -> None:
+def clear_gradients(optimizer: Any, batch_idx: int = 0) -> None:
     """Forgets the gradients: what `Optimizer.zero_grad()` does by default, without its profiler scope."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -8,6 +8,7 @@ one is built.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bolide.core.errors import UserCodeError
-from bolide.core.hooks import HOOKS, Hooks, overrides, resolve, scoped
+from bolide.core.hooks import HOOKS, Hooks, is_internal, overrides, resolve, scoped
 from bolide.core.messages import warn_once
 from bolide.engine import optimizers as opt
 from bolide.engine import step
@@ -57,6 +58,7 @@ class Plan:
     scheduler_step: Callable[[Any, Any], None]
     has_schedulers: bool
     has_plateau: bool
+    max_steps: float
     log_every: int
     logs: bool
     optimizer: Any
@@ -84,7 +86,7 @@ def build(run: Run) -> Plan:
         wants_batch_idx=user.wants_batch_idx,
         takes_iterator=user.takes_iterator,
         module_may_skip=overrides(module, "on_train_batch_start"),
-        wants_outputs=bool(hooks.on_train_batch_end),
+        wants_outputs=wants_outputs(run),
         accumulate=run.trainer.accumulate_grad_batches,
         full_divisor=config.switches.accumulation_tail_full_divisor,
         transfer=transfer_of(run),
@@ -97,9 +99,18 @@ def build(run: Run) -> Plan:
         else opt.default_scheduler_step,
         has_schedulers=automatic and len(run.schedulers) > 0,
         has_plateau=automatic and plateau,
+        max_steps=math.inf if run.trainer.max_steps == -1 else run.trainer.max_steps,
         log_every=run.trainer.log_every_n_steps or sys.maxsize,
         logs=bool(run.trainer.log_every_n_steps),
         optimizer=optimizer,
+    )
+
+
+def wants_outputs(run: Run) -> bool:
+    """Whether anybody who hears the end of a training batch looks at what the step returned."""
+    name = "on_train_batch_end"
+    return overrides(run.module, name) or any(
+        overrides(callback, name) and not is_internal(callback, name) for callback in run.trainer.callbacks
     )
 
 
@@ -205,7 +216,7 @@ def _zero_grad(run: Run, optimizer: Any) -> Callable[[int], None]:
         return lambda batch_idx: call(run.progress.epoch, batch_idx, optimizer)
     if optimizer is not None and type(optimizer).zero_grad is not Optimizer.zero_grad:
         return lambda batch_idx: optimizer.zero_grad()
-    return lambda batch_idx: opt.clear_gradients(optimizer)
+    return partial(opt.clear_gradients, optimizer)
 
 
 def _backward(run: Run) -> Callable[..., Any] | None:

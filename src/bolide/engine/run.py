@@ -140,11 +140,6 @@ class Run:
         """Whether somebody asked to stop and the minimum is met."""
         return bool(self.trainer.should_stop) and self.may_stop_early()
 
-    def ends_batches(self) -> bool:
-        """Whether no further batch of this epoch is trained on."""
-        max_steps = self.trainer.max_steps
-        return (max_steps != -1 and self.progress.step >= max_steps) or self.stops_now()
-
     # ------------------------------------------------------------------ when to validate
 
     def from_validation(self, name: str) -> bool:

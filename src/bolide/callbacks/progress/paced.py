@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bolide.callbacks.progress.pace import Pace
 from bolide.callbacks.progress.progress_bar import Metrics, ProgressBar, check_refresh_rate
+from bolide.core.hooks import internal
 
 if TYPE_CHECKING:
     from bolide.module import LightningModule
@@ -97,6 +98,7 @@ class PacedProgressBar(ProgressBar):
         self._pace.start(self.total_train_batches, done)
         self._restart("train", self._train_title(trainer), self.total_train_batches, done)
 
+    @internal
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

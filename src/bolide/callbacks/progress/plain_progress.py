@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from bolide.callbacks.progress.paced import PacedProgressBar, epoch_of
 from bolide.callbacks.progress.progress_bar import Metrics
+from bolide.core.hooks import internal
 
 if TYPE_CHECKING:
     from bolide.trainer.trainer import Trainer
@@ -49,6 +50,7 @@ class PlainProgressBar(PacedProgressBar):
     def _train_title(self, trainer: Trainer) -> str:
         return epoch_of(trainer)
 
+    @internal
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Writes a line, if it is time to. The epoch's own line comes at its end."""
         pace = self._pace
