@@ -22,7 +22,7 @@ SOURCES = src tests examples benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint format bench clean
+.PHONY: help demo test test-all chaos lint format bench clean
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## */\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ test: lint $(STAMPS)/test  ## lint, then the tests
 
 test-all: lint $(STAMPS)/test  ## lint, then all tests, the slow ones too
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
+
+chaos: $(STAMPS)/test  ## kill training runs at every turn, and compare what they end with
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) tests/chaos $(PYTEST)
 
 lint: $(STAMPS)/test  ## ruff and mypy
 	$(BIN)/ruff check $(SOURCES)

@@ -62,6 +62,16 @@ class OneWeight(pl.LightningModule):
         return [round(a - b, 6) for a, b in zip(self.path, self.path[1:], strict=False) if a != b]
 
 
+class Generated:
+    """Batches without a length."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Any:
+        return (torch.tensor([float(i)]) for i in range(self.n))
+
+
 def loader(n: int, **options: Any) -> DataLoader[Any]:
     """Batches of one sample each, 0 to n - 1."""
     return DataLoader(Idx(n), batch_size=options.pop("batch_size", 1), **options)

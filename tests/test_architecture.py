@@ -26,7 +26,7 @@ LAYERS: dict[str, int] = {
     "core": 1,
     # 2: services
     "world": 2, "collectives": 2, "launch": 2, "precision": 2, "strategies": 2, "data": 2, "checkpoint": 2, "log": 2,
-    "hparams": 2, "seed": 2, "summary": 2,
+    "hparams": 2, "secrets": 2, "seed": 2, "summary": 2,
     # 3: the loop, and what listens to it
     "engine": 3, "callbacks": 3, "loggers": 3, "profilers": 3, "monitor": 3, "export": 3,
     # 4: the front doors
@@ -48,8 +48,9 @@ MAY_UNPICKLE = {"bolide.checkpoint.file"}
 
 MAY_READ_ENVIRONMENT = {"bolide.core.env"}
 
-MAY_IMPORT_BY_NAME = {"bolide", "bolide.compat.drop_in"}
-"""Modules that import what a variable names: lazy package attributes (every `__init__`) and the drop-in."""
+MAY_IMPORT_BY_NAME = {"bolide", "bolide.compat.drop_in", "bolide.core.lazy", "bolide.checkpoint.convert"}
+"""Modules that import what a variable names: lazy package attributes (every `__init__`), the drop-in, and the
+conversion of old files, which imports what the user writes on the command line."""
 
 PICKLES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "jsonpickle"}
 

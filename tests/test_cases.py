@@ -15,7 +15,7 @@ import bolide as pl
 from bolide.callbacks import ModelCheckpoint
 from bolide.core.errors import CheckpointError, MisconfigurationException
 from bolide.loggers.logger import Logger
-from tests.fixtures import OneWeight, loader, trainer
+from tests.fixtures import Generated, OneWeight, loader, trainer
 
 
 class Keeping(Logger):
@@ -85,16 +85,6 @@ def test_c2_under_an_overridden_optimizer_step() -> None:
         module = Overridden()
         trainer(max_epochs=1, accumulate_grad_batches=4).fit(module, batches)
         assert module.moves == [1.0, 1.0, 1.0]
-
-
-class Generated:
-    """Batches without a length."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __iter__(self) -> Any:
-        return (torch.tensor([float(i)]) for i in range(self.n))
 
 
 def test_c3_accumulation_beyond_an_epoch_steps_at_its_end_and_says_so() -> None:

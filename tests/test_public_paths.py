@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -96,7 +98,6 @@ NOT_BUILT = [
     ("loggers", "WandbLogger"),
     ("plugins", "AsyncCheckpointIO"),
     ("plugins", "FSDPPrecision"),
-    ("plugins.environments", "SLURMEnvironment"),
     ("accelerators", "XLAAccelerator"),
 ]
 
@@ -151,3 +152,30 @@ def test_the_table_of_the_drop_in_names_modules_that_are_there(sources):
 def test_everything_offered_is_answered_by_the_drop_in():
     own = {"utilities.saving", "utilities.cloud_io"}
     assert set(OFFERED) - own <= set(PYTORCH)
+
+
+CHAINS = (
+    "accelerators.cpu.CPUAccelerator", "callbacks.early_stopping.EarlyStopping", "callbacks.progress.TQDMProgressBar",
+    "callbacks.progress.tqdm_progress.TQDMProgressBar", "demos.boring_classes.BoringModel",
+    "loggers.csv_logs.CSVLogger", "plugins.io.TorchCheckpointIO", "plugins.precision.amp.MixedPrecision",
+    "profilers.profiler.Profiler", "strategies.strategy.Strategy", "trainer.states.TrainerFn",
+    "trainer.trainer.Trainer", "tuner.tuning.Tuner", "utilities.exceptions.MisconfigurationException",
+    "utilities.rank_zero.rank_zero_only", "utilities.seed.seed_everything",
+)  # fmt: skip
+
+
+def test_submodules_are_reached_as_attributes_of_the_package_alone() -> None:
+    script = "import functools, importlib, sys\nfor chain in sys.argv[1:]:\n" + (
+        "    for name in [n for n in sys.modules if n.partition('.')[0] == 'bolide']:\n"
+        "        del sys.modules[name]\n"
+        "    functools.reduce(getattr, chain.split('.'), importlib.import_module('bolide'))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, *CHAINS], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("package", ["accelerators", "callbacks", "callbacks.progress", "loggers", "utilities"])
+def test_a_name_that_is_nowhere_is_still_no_attribute(package: str) -> None:
+    module = importlib.import_module(f"bolide.{package}")
+    assert not hasattr(module, "nowhere")
+    assert not hasattr(module, "_private")

@@ -29,7 +29,10 @@ _NAMES = {
     "Trainer": "bolide.trainer.trainer",
     "seed_everything": "bolide.seed",
 }
-_MODULES = ("accelerators", "callbacks", "demos", "loggers", "plugins", "profilers", "strategies", "tuner", "utilities")
+_MODULES = (
+    "accelerators", "callbacks", "demos", "loggers", "plugins", "profilers", "strategies", "trainer", "tuner",
+    "utilities",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

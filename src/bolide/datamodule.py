@@ -40,6 +40,9 @@ class LightningDataModule(HyperparametersMixin, DataHooks):
     _log_hyperparams: bool = False
     _hparams_name: str | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "trainer"}  # a copy belongs to none
+
     @stub
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of this datamodule: tensors and plain data."""

@@ -15,10 +15,10 @@ from numbers import Number
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bolide.core.errors import MisconfigurationException
-from bolide.core.hooks import HookSpec
+from bolide.core.hooks import HOOKS, HookSpec
 from bolide.core.messages import PossibleUserWarning, warn_once
 from bolide.core.protocols import LoggerProtocol
 
@@ -32,6 +32,8 @@ REDUCTIONS: dict[Any, str] = {
     "mean": "mean", "avg": "mean", "sum": "sum", "min": "min", "max": "max",
     torch.mean: "mean", torch.sum: "sum", torch.min: "min", torch.max: "max", min: "min", max: "max", sum: "sum",
 }  # fmt: skip
+
+PUBLISHED = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 
 Options = tuple[Any, ...]
 
@@ -248,6 +250,10 @@ class Log:
                 f"self.log({name!r}) cannot be called {where}. Call it in training_step, validation_step, test_step, "
                 "or in their epoch and batch hooks."
             )
+        if existing is not None and existing.options == ():  # restored from a checkpoint: this call is its own
+            existing.options = options
+            existing.metric = value if is_torchmetric(value) else None
+            return existing
         if existing is not None:
             raise MisconfigurationException(
                 f"self.log({name!r}) was called twice in `{scope.name}` with different options; use one set of options "
@@ -419,6 +425,64 @@ class Log:
             for name, value in metrics.items():
                 metrics[name] = value.detach().cpu()
 
+    # ------------------------------------------------------------------ saving and going on
+
+    def state_dict(self, module: nn.Module) -> dict[str, Any]:
+        """What was logged and is not reduced yet, what is published, and the metric objects of `module`."""
+        return {
+            "slots": [
+                {
+                    "hook": scope.name if scope is not None else None,
+                    "name": name,
+                    "suffix": slot.name.removeprefix(name),
+                    "on_step": slot.on_step,
+                    "on_epoch": slot.on_epoch,
+                    "prog_bar": slot.prog_bar,
+                    "logger": slot.logger,
+                    "reduction": slot.reduction,
+                    "enable_graph": slot.enable_graph,
+                    "last": _detached(slot.last),
+                    "values": [_detached(value) for value in slot.values],
+                    "weights": list(slot.weights),
+                    "total": slot.total,
+                    "weight": slot.weight,
+                    "metric": _path_of(slot.metric, module),
+                }
+                for (scope, name), slot in self.collections["train"].shared.items()
+            ],
+            "published": {
+                kind: {name: value.detach() for name, value in getattr(self, kind).items()} for kind in PUBLISHED
+            },
+            "metrics": metric_states(module),
+            "in_batch": self.in_batch,
+            "unpublished": self.unpublished,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], module: nn.Module) -> None:
+        """Takes back what `state_dict` gave; the first call of each `self.log` then adopts its slot."""
+        slots = self.collections["train"].shared
+        slots.clear()
+        parts = dict(module.named_modules())
+        for saved in state["slots"]:
+            options: Options = (
+                saved["prog_bar"],
+                saved["logger"],
+                None,
+                None,
+                saved["reduction"],
+                saved["enable_graph"],
+            )
+            slot = Slot(saved["name"], options, saved["on_step"], saved["on_epoch"], saved["suffix"])
+            slot.options = ()
+            slot.last, slot.values, slot.weights = saved["last"], list(saved["values"]), list(saved["weights"])
+            slot.total, slot.weight = saved["total"], saved["weight"]
+            slot.metric = parts.get(saved["metric"]) if saved["metric"] is not None else None
+            slots[(HOOKS.get(saved["hook"] or ""), saved["name"])] = slot
+        for kind in PUBLISHED:
+            getattr(self, kind).update(state["published"][kind])
+        load_metric_states(module, state["metrics"])
+        self.in_batch, self.unpublished = state["in_batch"], state["unpublished"]
+
     def names(self) -> list[str]:
         """All names that were logged so far."""
         found: dict[str, None] = {}
@@ -456,6 +520,46 @@ class Log:
         for logger in self.loggers:
             logger.save()
         self._saved_at_s = time.monotonic()
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _path_of(metric: Any, module: nn.Module) -> str | None:
+    """Where in `module` a metric object is, or None."""
+    if metric is None:
+        return None
+    return next((path for path, part in module.named_modules() if part is metric), None)
+
+
+def metric_states(module: nn.Module) -> dict[str, Any]:
+    """What each torchmetrics Metric within `module` has accumulated, by its path."""
+    return {
+        path: {
+            "updates": metric._update_count,
+            "values": {name: _copied(getattr(metric, name)) for name in metric._defaults},
+        }
+        for path, metric in module.named_modules()
+        if is_torchmetric(metric)
+    }
+
+
+def load_metric_states(module: nn.Module, states: dict[str, Any]) -> None:
+    """Gives the metric objects of `module` back what they had accumulated."""
+    for path, metric in module.named_modules():
+        if path in states and is_torchmetric(metric):
+            saved: Any = metric
+            saved._update_count = states[path]["updates"]
+            saved._computed = None
+            for name, value in states[path]["values"].items():
+                setattr(saved, name, _copied(value))
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def to_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,17 +84,29 @@ class LightningModule(HyperparametersMixin, DataHooks, nn.Module):
                 raise missing_super_init(self) from error
             raise
 
+    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+        """As of `torch.nn.Module`."""
+        if "_buffers" not in self.__dict__:
+            raise missing_super_init(self)
+        super().register_buffer(*args, **kwargs)
+
     # ------------------------------------------------------------------ the connection to a run
 
     def _attach(self, trainer: Trainer, run: Run) -> None:
         self._trainer = weakref.ref(trainer)
         self.__dict__["_run"] = run
+        if "_compiled_forward" in self.__dict__:
+            self.__dict__["forward"] = self.__dict__["_compiled_forward"]
 
     def _detach(self) -> None:
         self.__dict__["_run"] = None
+        if self.__dict__.pop("_compiled_forward", None) is not None:
+            self.__dict__.pop("forward", None)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
+        if state.pop("_compiled_forward", None) is not None:
+            state.pop("forward", None)  # it computes with the weights of this object, not of the copy
         state.pop("_trainer", None)  # a copy belongs to no trainer
         state.pop("_run", None)
         return state

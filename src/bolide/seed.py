@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,8 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
 
     Args:
         seed: from 0 to 4294967295; None takes the last one (PL_GLOBAL_SEED), or 0.
-        workers: whether the worker processes of loaders are seeded as well, each with a seed of its own.
+        workers: whether each training sample draws its random numbers by (seed, epoch, position), so that neither the
+            number of workers nor an interruption changes it.
         verbose: whether the seed is told on rank zero.
 
     Returns:
@@ -70,6 +72,12 @@ def _checked(seed: object, source: str) -> int:
     return int(value)
 
 
+def global_seed() -> tuple[int | None, bool]:
+    """The seed that `seed_everything` was last given, if any, and whether it was to reach the loaders' samples."""
+    text = env.get("PL_GLOBAL_SEED")
+    return (int(text) if text is not None else None), env.get("PL_SEED_WORKERS") == "1"
+
+
 def reset_seed() -> None:
     """Seeds again with the seed that `seed_everything` was last given, if it was called at all."""
     text = env.get("PL_GLOBAL_SEED")
@@ -89,6 +97,31 @@ def pl_worker_init_function(worker_id: int, rank: int | None = None) -> None:
     np.random.seed(for_numpy.generate_state(4))
     torch.manual_seed(int(for_torch.generate_state(1, dtype=np.uint64)[0]))
     random.seed(int(for_python.generate_state(1, dtype=np.uint64)[0]))
+
+
+def rng_state() -> dict[str, Any]:
+    """The states of the global generators of python, numpy and torch (all started devices), as plain data."""
+    version, words, gauss = random.getstate()
+    name, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+        "numpy": [name, torch.from_numpy(np.asarray(keys).astype(np.int64)), place, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Puts the global generators at a state of `rng_state`."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    name, keys, place, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), place, has_gauss, cached))
+    torch.set_rng_state(state["torch"].cpu())
+    if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([one.cpu() for one in state["cuda"]])
 
 
 @contextmanager

@@ -114,7 +114,7 @@ def _device_indices(devices: Any, kind: str) -> tuple[list[int], str | None]:
 def resolve_world(accelerator: Any, devices: Any) -> tuple[World, list[str]]:
     """The world that `accelerator=` and `devices=` describe, and what is wrong with them."""
     kind, wrong = resolve_accelerator(accelerator)
-    index, more = resolve_devices(devices, kind)
+    index, more = (0, []) if wrong else resolve_devices(devices, kind)  # what is there to choose from is not known
     device = torch.device(kind, index) if kind == "cuda" else torch.device(kind)
     return World(device=device, global_rank=env.rank()), wrong + more
 

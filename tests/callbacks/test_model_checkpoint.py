@@ -1,3 +1,4 @@
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import yaml
 import bolide as pl
 from bolide.callbacks import Checkpoint, ModelCheckpoint
 from bolide.checkpoint import io
+from bolide.core.config import COMPATS, Compat
 from bolide.core.errors import ConfigError, MisconfigurationException, UserCodeError
 from tests.callbacks.support import NAN, Scored, fit, rows, saved, trainer
 
@@ -165,6 +167,7 @@ def test_what_is_newer_is_there_before_what_it_supersedes_goes(tmp_path):
         ("rename", "epoch=1-step=10.ckpt"),
         ("rename", "last.ckpt"),
         ("remove", "epoch=0-step=5.ckpt"),
+        ("rename", "finished.json"),
     ]
 
 
@@ -308,7 +311,7 @@ def test_class_attributes_shape_the_names(tmp_path):
     callback = Own(dirpath=tmp_path, save_last=True)
     assert callback.format_checkpoint_name({"epoch": 1, "step": 2}, ver=0) == str(tmp_path / "epoch:1_step:2_v0.pt")
     fit(callback, max_epochs=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch:1-newest.pt", "epoch:1_step:10.pt"]
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["epoch:1-newest.pt", "epoch:1_step:10.pt"]
     assert callback.last_candidates(trainer()) == [str(tmp_path / "epoch:1-newest.pt")]
 
 
@@ -438,6 +441,15 @@ def test_state_key_and_names_are_lightnings(arguments):
     ],
 )  # fmt: skip
 def test_switches_give_lightnings_files(tmp_path, monkeypatch, switch, arguments, files):
-    monkeypatch.setattr(pl.Trainer, "compat", SimpleNamespace(**{**vars(pl.Trainer().compat), switch: True}))
+    switches = {**vars(pl.Trainer().compat), switch: True, "saves_within_hooks": True}
+    monkeypatch.setattr(pl.Trainer, "compat", SimpleNamespace(**switches))
+    monkeypatch.setitem(COMPATS, None, replace(Compat(), saves_within_hooks=True))
     kept(tmp_path, (1, 2, 3), **arguments)
     assert saved(tmp_path) == files
+
+
+def test_a_file_that_auto_found_goes_once_a_newer_one_is_whole(tmp_path):
+    kept(tmp_path, (3,), monitor="v", max_epochs=1)
+    (tmp_path / "finished.json").unlink()
+    kept(tmp_path, (2,), monitor="v", max_epochs=2, fit={"ckpt_path": "auto"})
+    assert saved(tmp_path) == {"epoch=1-step=10.ckpt": 10}

@@ -48,7 +48,8 @@ def test_nothing_heavy_is_imported_before_it_is_asked_for():
         "rich_model_summary.RichModelSummary", "progress.ProgressBar", "progress.TQDMProgressBar",
         "progress.RichProgressBar", "progress.progress_bar.ProgressBar", "progress.tqdm_progress.TQDMProgressBar",
         "progress.tqdm_progress.Tqdm", "progress.rich_progress.RichProgressBar",
-        "progress.rich_progress.RichProgressBarTheme",
+        "progress.rich_progress.RichProgressBarTheme", "on_exception_checkpoint.OnExceptionCheckpoint",
+        "spike.SpikeDetection",
     ],
 )  # fmt: skip
 def test_lightnings_module_paths(path):

@@ -84,13 +84,18 @@ def test_stages_are_measured(clock):
     assert timer.time_remaining() is None and timer.time_elapsed("test") == 0
 
 
-def test_a_resumed_run_has_what_is_left(clock, tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "arguments", "steps", "left_s"),
+    [({}, {}, 10, 0), ({"total": True}, {}, 6, 0), ({}, {"compat": "lightning"}, 6, 0)],
+)
+def test_a_resumed_run_has_its_own_time_or_what_is_left(clock, tmp_path, settings, arguments, steps, left_s):
     trainer = fit(Timer(timedelta(seconds=6)), module=Slow(clock), train=4, val=0, max_epochs=1)
     trainer.save_checkpoint(tmp_path / "x.ckpt")
-    timer = Timer(timedelta(seconds=6))
-    resumed = fit(timer, module=Slow(clock), train=4, val=0, max_epochs=9, fit={"ckpt_path": str(tmp_path / "x.ckpt")})
-    assert resumed.global_step == 6 and timer.time_elapsed() == 6
-    assert timer.state_dict()["time_elapsed"]["train"] == 6
+    timer, path = Timer(timedelta(seconds=6), **settings), str(tmp_path / "x.ckpt")
+    resumed = fit(timer, module=Slow(clock), train=4, val=0, max_epochs=9, fit={"ckpt_path": path}, **arguments)
+    assert resumed.global_step == steps and timer.time_remaining() == left_s
+    assert timer.time_elapsed() == steps
+    assert timer.state_dict()["time_elapsed"]["train"] == steps
 
 
 def test_the_state_is_lightnings():

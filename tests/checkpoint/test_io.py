@@ -102,3 +102,52 @@ def test_remote_paths_are_moved_into_place() -> None:
 def test_paths_are_joined_by_their_kind() -> None:
     assert io.join("s3://bucket/a", "b", "c.ckpt") == "s3://bucket/a/b/c.ckpt"
     assert io.join("/a", "b") == os.path.join("/a", "b")
+
+
+def test_what_killed_writers_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    kept = [".hidden", "a.ckpt", "a.part", "b.ckpt.part", ".x.0123456789ag.part"]
+    left = [".a.ckpt.0123456789ab.part", "b.ckpt.0123456789ab.part"]
+    for name in kept + left:
+        (tmp_path / name).touch()
+    io.remove_parts(tmp_path)
+    io.remove_parts(tmp_path / "missing")
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
+
+
+def test_a_killed_writer_leaves_a_name_that_is_recognised(tmp_path: Path) -> None:
+    seen: list[str] = []
+    io.write_atomically(tmp_path / "a.ckpt", lambda file: seen.extend(os.listdir(tmp_path)))
+    for name in seen:
+        (tmp_path / name).touch()
+    io.remove_parts(tmp_path)
+    assert len(seen) == 1 and os.listdir(tmp_path) == ["a.ckpt"]
+
+
+def test_moving_is_durable_and_takes_links_as_they_are(tmp_path: Path, watched: list[tuple[str, str]]) -> None:
+    (tmp_path / "to").mkdir()
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "link").symlink_to("a")
+    io.move(str(tmp_path / "link"), str(tmp_path / "to" / "link"))
+    io.move(str(tmp_path / "a"), str(tmp_path / "to" / "b"))
+    assert sorted(os.listdir(tmp_path / "to")) == ["b", "link"] and io.is_link(tmp_path / "to" / "link")
+    assert [kind for kind, _ in watched] == ["rename", "fsync_dir", "fsync_dir"] * 2
+    io.write_atomically("memory://bucket/x", lambda file: file.write(b"x"))
+    io.move("memory://bucket/x", "memory://bucket/y")
+    assert io.read_bytes("memory://bucket/y") == b"x" and not io.exists("memory://bucket/x")
+    assert not io.is_link("memory://bucket/y")
+
+
+def test_what_is_written_can_be_read_back_while_it_is_written() -> None:
+    def write(file: Any) -> None:
+        file.write(b"abcdef")
+        file.seek(0)
+        assert file.read() == b"abcdef"
+        file.truncate(3)
+
+    for path in ("there", "memory://bucket/there"):
+        io.write_atomically(path, write)
+        assert io.read_bytes(path) == b"abc"
+
+
+def test_last_parts() -> None:
+    assert io.name_of("/a/b.ckpt") == "b.ckpt" and io.name_of("s3://bucket/a/b.ckpt") == "b.ckpt"

@@ -233,31 +233,6 @@ def test_where_the_moment_is(asked, interval, every, validates, at_epoch_end):
     assert policy.at_train_epoch_end(asked, interval, every, validates) is at_epoch_end
 
 
-# ---------------------------------------------------------------------- deleting
-
-
-@pytest.mark.parametrize(
-    ("path", "newer", "resumed_from", "may"),
-    [
-        ("/d/a.ckpt", "/d/b.ckpt", None, True),
-        ("/d/s/a.ckpt", "/d/b.ckpt", None, True),
-        ("/d/a.ckpt", "/d/a.ckpt", None, False),
-        ("", "/d/a.ckpt", None, False),
-        ("/d/a.ckpt", "/d/b.ckpt", "/d/a.ckpt", False),
-        ("/other/a.ckpt", "/d/b.ckpt", None, False),
-        ("/d2/a.ckpt", "/d/b.ckpt", None, False),
-        ("/d/../a.ckpt", "/d/b.ckpt", None, False),
-    ],
-)
-def test_what_may_be_deleted(path, newer, resumed_from, may):
-    assert policy.may_delete(path, newer, "/d", resumed_from, remote=False) is may
-
-
-def test_remote_files_may_be_deleted_but_not_the_one_resumed_from():
-    assert policy.may_delete("s3://b/a.ckpt", "s3://b/c.ckpt", "s3://b", None, remote=True)
-    assert not policy.may_delete("s3://b/a.ckpt", "s3://b/c.ckpt", "s3://b", "s3://b/a.ckpt", remote=True)
-
-
 def test_the_nearest_name_comes_first():
     text = policy.missing_metric("EarlyStopping(monitor='val_los')", "val_los", ["acc", "val_loss", "lr"])
     assert text.index("'val_loss'") < text.index("'acc'") < text.index("'lr'")

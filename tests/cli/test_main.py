@@ -27,12 +27,12 @@ def test_no_command_prints_the_help(capsys):
 
 
 def test_an_unknown_command_names_the_nearest(capsys):
-    assert "there is no command 'dmeo'. Did you mean 'demo'? Commands: demo" in failing(capsys, "dmeo")
+    assert "there is no command 'dmeo'. Did you mean 'demo'? Commands: checkpoint, demo" in failing(capsys, "dmeo")
 
 
 def test_an_unknown_command_far_from_any_lists_them(capsys):
     told = failing(capsys, "xyzzy")
-    assert "there is no command 'xyzzy'. Commands: demo" in told and "--help" in told
+    assert "there is no command 'xyzzy'. Commands: checkpoint, demo" in told and "--help" in told
 
 
 @pytest.mark.parametrize("value", ["0", "-3", "many"])

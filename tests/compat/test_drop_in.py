@@ -55,7 +55,6 @@ STATEMENTS: dict[str, str | None] = {
     "from pytorch_lightning.loggers import TestTubeLogger": "use CSVLogger or TensorBoardLogger",
     "from lightning.pytorch.cli import LightningCLI": "LightningCLI is not built in this version",
     "from pytorch_lightning.plugins import DDPPlugin": "strategy=",
-    "from lightning.pytorch.plugins.environments import SLURMEnvironment": "running on a cluster is not built",
 }
 
 TRY_ALL = """

@@ -127,9 +127,12 @@ def test_compat_turns_every_switch() -> None:
 
 
 def test_no_limit_warns_of_a_thousand_epochs() -> None:
-    with pytest.warns(UserWarning, match="1000 epochs"):
-        trainer = pl.Trainer(logger=False, enable_checkpointing=False)
+    from tests.fixtures import OneWeight, loader
+
+    trainer = pl.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, limit_train_batches=0)
     assert trainer.max_epochs == 1000
+    with pytest.warns(UserWarning, match="1000 epochs"):
+        trainer.fit(OneWeight(), loader(1))
 
 
 def test_arguments_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

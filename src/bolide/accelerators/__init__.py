@@ -13,6 +13,7 @@ from bolide.accelerators.accelerator import (
     find_usable_cuda_devices,
 )
 from bolide.core.errors import did_you_mean
+from bolide.core.lazy import submodule
 
 __all__ = [
     "Accelerator",
@@ -29,4 +30,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"bolide.accelerators.{name}: TPUs are not supported; CUDA, MPS and CPUs are.")
     if name == "GPUAccelerator":
         raise AttributeError("bolide.accelerators.GPUAccelerator is CUDAAccelerator today.")
+    found = submodule(__name__, name)
+    if found is not None:
+        return found
     raise AttributeError(f"module 'bolide.accelerators' has no attribute {name!r}." + did_you_mean(name, __all__))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from bolide.core.lazy import submodule
+
 _HOME = {
     "Callback": "callback",
     "Checkpoint": "checkpoint",
@@ -13,10 +15,15 @@ _HOME = {
     "LearningRateMonitor": "lr_monitor",
     "ModelCheckpoint": "model_checkpoint",
     "ModelSummary": "model_summary",
+    "NonFinite": "non_finite",
+    "NonFiniteError": "non_finite",
+    "OnExceptionCheckpoint": "on_exception_checkpoint",
     "PlainProgressBar": "progress",
+    "PreemptionWatch": "preemption",
     "ProgressBar": "progress",
     "RichModelSummary": "rich_model_summary",
     "RichProgressBar": "progress",
+    "SpikeDetection": "spike",
     "TQDMProgressBar": "progress",
     "Timer": "timer",
 }
@@ -29,8 +36,6 @@ _NOT_BUILT = {
     "EMAWeightAveraging": "update a torch.optim.swa_utils.AveragedModel in Callback.on_train_batch_end",
     "LearningRateFinder": "give the rate to configure_optimizers",
     "ModelPruning": "call torch.nn.utils.prune in Callback.on_train_epoch_end",
-    "OnExceptionCheckpoint": "use ModelCheckpoint(save_on_exception=True)",
-    "SpikeDetection": "look at outputs['loss'] in Callback.on_train_batch_end",
     "StochasticWeightAveraging": "update a torch.optim.swa_utils.AveragedModel in Callback.on_train_epoch_end",
     "ThroughputMonitor": "the progress bar shows batches a second",
     "WeightAveraging": "update a torch.optim.swa_utils.AveragedModel in Callback.on_train_batch_end",
@@ -45,10 +50,15 @@ __all__ = [
     "LearningRateMonitor",
     "ModelCheckpoint",
     "ModelSummary",
+    "NonFinite",
+    "NonFiniteError",
+    "OnExceptionCheckpoint",
     "PlainProgressBar",
+    "PreemptionWatch",
     "ProgressBar",
     "RichModelSummary",
     "RichProgressBar",
+    "SpikeDetection",
     "TQDMProgressBar",
     "Timer",
 ]
@@ -61,6 +71,9 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     if name not in _NOT_BUILT:
+        found = submodule(__name__, name)
+        if found is not None:
+            return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     text = f"{name} is not in this version of Bolide. Instead, {_NOT_BUILT[name]}."
     # `from ... import name` asks through this function of the import system, and keeps the text of an ImportError only

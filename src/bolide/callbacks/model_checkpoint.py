@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bolide.callbacks.checkpoint import Checkpoint
 from bolide.callbacks.monitored import at_train_epoch_end, missing_metric, switched, validates
-from bolide.checkpoint import io, policy
+from bolide.checkpoint import io, policy, store
 from bolide.core.errors import ConfigError, UserCodeError
 from bolide.core.hooks import internal
 from bolide.core.messages import info, warn
@@ -241,6 +241,11 @@ class ModelCheckpoint(Checkpoint):
         if due and not self._should_skip_saving_checkpoint(trainer):
             self._save(trainer, by_batch=True, may_wait=True)
 
+    def catch_up(self, trainer: Trainer, pl_module: LightningModule, kind: str, validated: bool) -> None:
+        """Saves what was due at the moment that the run goes on from."""
+        self._seen_step = trainer.global_step - 1
+        super().catch_up(trainer, pl_module, kind, validated)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves where epoch saves belong to validation, or where one waited for its metric."""
         if trainer.sanity_checking or trainer.state.fn != "fit" or trainer.fast_dev_run:
@@ -286,6 +291,8 @@ class ModelCheckpoint(Checkpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Saves what there is, where that was asked for. The ranking stays as it is."""
+        if getattr(exception, "checkpoint_settled", False) or getattr(exception, "weights_are_spoiled", False):
+            return
         if not self._should_save_on_exception(trainer):
             return
         candidates = self._monitor_candidates(trainer)
@@ -296,6 +303,15 @@ class ModelCheckpoint(Checkpoint):
         if self.save_last:
             self._save_last_checkpoint(trainer, candidates)
         self._remove_superseded(trainer)
+
+    def save_on_stop(self, trainer: Trainer) -> str | None:
+        """Writes the newest state as the last checkpoint, because the run is asked to stop; returns its path."""
+        if self.save_weights_only or trainer.fast_dev_run:
+            return None
+        self._kept_now = ""
+        self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        self._remove_superseded(trainer)
+        return self.last_model_path
 
     # ------------------------------------------------------------------ decisions, asked of the policy
 
@@ -459,9 +475,11 @@ class ModelCheckpoint(Checkpoint):
                 self._remove_checkpoint(trainer, path)
 
     def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
-        """Whether the file may go: it is not the one the run came from, and lies in this callback's folder."""
+        """Whether the file may go: it lies in this callback's folder, and a user did not name it to go on from."""
         assert self.dirpath is not None
-        return policy.may_delete(previous, current, self.dirpath, self._resumed_from, io.is_remote(previous))
+        if self._resumed_from is not None and trainer.ckpt_is_users and store.same_file(previous, self._resumed_from):
+            return False
+        return store.may_remove(previous, current, self.dirpath, self._resumed_from)
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         """Deletes a file or a folder; the plugin that writes checkpoints does it where there is one."""

@@ -1,4 +1,7 @@
-"""Timer: how long the stages of a run take, and an end to training when its time is up."""
+"""Timer: how long the stages of a run take, and an end to training when its time is up.
+
+Owns the clocks and the limit; the loop ends training when it is asked to. Who calls: `Trainer(max_time=...)` adds one.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from bolide.callbacks.callback import Callback
+from bolide.callbacks.monitored import switched
 from bolide.core.errors import ConfigError
 from bolide.core.hooks import internal
 from bolide.core.messages import info
@@ -27,12 +31,16 @@ class Interval(str, Enum):
 
 
 class Timer(Callback):
-    """Measures training, validation and testing; ends training after `duration`, batches of earlier runs counted.
+    """Measures training, validation and testing; ends training after `duration`.
+
+    `duration` is the time of this run: a run that goes on from a checkpoint has all of it again. With `total=True` the
+    training time of the runs that it goes on from counts too, as it always does with compat="lightning".
 
     Args:
         duration: "DD:HH:MM:SS", text such as "15 min", a timedelta, a dictionary of its arguments, or None: no limit.
         interval: "step" looks after each batch, "epoch" after each epoch.
         verbose: says that the time is up.
+        total: whether `duration` is the time of all runs together.
 
     Raises:
         ConfigError: a duration or interval that is none of these.
@@ -49,6 +57,7 @@ class Timer(Callback):
         duration: str | timedelta | dict[str, int] | None = None,
         interval: str = Interval.step,
         verbose: bool = True,
+        total: bool = False,
     ) -> None:
         super().__init__()
         try:
@@ -64,7 +73,8 @@ class Timer(Callback):
         self._verbose = verbose
         self._start_time: dict[RunningStage, float | None] = dict.fromkeys(RunningStage)
         self._end_time: dict[RunningStage, float | None] = dict.fromkeys(RunningStage)
-        self._offset: float = 0
+        self._total = total
+        self._offset: float = 0  # the training time of the runs that this one goes on from
         self._by_batch = self._duration is not None and self._interval == Interval.step
         self._deadline_s = float("inf")
 
@@ -86,19 +96,26 @@ class Timer(Callback):
 
     def time_remaining(self, stage: str = RunningStage.TRAINING) -> float | None:
         """The seconds that are left, or None without a limit."""
-        return None if self._duration is None else self._duration - self.time_elapsed(stage)
+        if self._duration is None:
+            return None
+        uncounted_s = self._offset - self._counted_offset() if stage == RunningStage.TRAINING else 0
+        return self._duration - self.time_elapsed(stage) + uncounted_s
+
+    def _counted_offset(self) -> float:
+        return self._offset if self._total else 0.0
 
     def on_fit_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Does not even begin when an earlier run has used up the time."""
+        """With `total`: does not even begin when an earlier run has used up the time."""
         if self._duration is not None:
-            self._deadline_s = time.monotonic() + self._duration - self._offset
+            self._total = self._total or switched(trainer, "max_time_is_total")
+            self._deadline_s = time.monotonic() + self._duration - self._counted_offset()
             self._check_time_remaining(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training begins."""
         self._begin(RunningStage.TRAINING)
         if self._duration is not None:
-            self._deadline_s = time.monotonic() + self._duration - self._offset
+            self._deadline_s = time.monotonic() + self._duration - self._counted_offset()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training ends."""
@@ -136,7 +153,7 @@ class Timer(Callback):
         return {"time_elapsed": {str(stage.value): self.time_elapsed(stage) for stage in RunningStage}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Counts the seconds of an earlier run's training."""
+        """Remembers the seconds of the training that this run goes on from."""
         self._offset = state_dict.get("time_elapsed", {}).get(RunningStage.TRAINING.value, 0)
 
     def _begin(self, stage: RunningStage) -> None:

@@ -7,14 +7,18 @@ fsspec, uploaded under a temporary name and moved last.
 
 from __future__ import annotations
 
-import io
 import os
+import re
 import shutil
+import stat
+import tempfile
 import uuid
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar
 
 T = TypeVar("T")
+_COPY_BYTES = 8 << 20
+_PART = re.compile(r"\.?.+\.[0-9a-f]{12}\.part")
 Listener = Callable[[str, int, str, str], None]
 """Told ("before" or "after", number, kind of operation, path)."""
 
@@ -64,6 +68,11 @@ def parent(path: str) -> str:
     return path.rsplit("/", 1)[0] if is_remote(path) else os.path.dirname(os.path.abspath(path))
 
 
+def name_of(path: str) -> str:
+    """The last part of `path`."""
+    return path.rstrip("/").rsplit("/", 1)[-1] if is_remote(path) else os.path.basename(path.rstrip(os.sep))
+
+
 def _remote(path: str) -> tuple[Any, str]:
     import fsspec
 
@@ -75,6 +84,10 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], A
     """Writes a file that is either wholly there under its name, or not at all.
 
     What stood under the name before stays valid until the new file replaces it. On an error nothing is left behind.
+
+    Args:
+        path: a local path or a URL.
+        write: is given a file on disk, open for writing and reading, and fills it.
     """
     text = os.fspath(path)
     if is_remote(text):
@@ -85,10 +98,10 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], A
     make_dirs(folder)
     temporary = os.path.join(folder, f".{os.path.basename(target)}.{uuid.uuid4().hex[:12]}.part")
     # mode 0666 less the umask; O_EXCL so that a planted link is never followed
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
     descriptor = operations.run("open", temporary, lambda: os.open(temporary, flags, 0o666))
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "w+b") as file:
             operations.run("write", temporary, lambda: write(file))
             operations.run("flush", temporary, file.flush)
             operations.run("fsync", temporary, lambda: os.fsync(file.fileno()))
@@ -105,8 +118,11 @@ def _write_remote(path: str, write: Callable[[BinaryIO], Any]) -> None:
     temporary = f"{inner}.{uuid.uuid4().hex[:12]}.part"
     operations.run("mkdir", path, lambda: fs.makedirs(inner.rsplit("/", 1)[0], exist_ok=True))
     try:
-        with fs.open(temporary, "wb") as file:
-            operations.run("write", temporary, lambda: write(file))
+        with tempfile.TemporaryFile() as local:  # so that what is written can be read again, and memory holds it once
+            write(local)
+            local.seek(0)
+            with fs.open(temporary, "wb") as file:
+                operations.run("write", temporary, lambda: shutil.copyfileobj(local, file, _COPY_BYTES))
         operations.run("rename", path, lambda: fs.mv(temporary, inner))
     except BaseException:
         if fs.exists(temporary):
@@ -124,11 +140,34 @@ def sync_dir(folder: str) -> None:
 
 
 def open_read(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a file for reading; remote ones are fetched whole."""
+    """Opens a file for reading; a remote one is fetched whole, onto the disk.
+
+    Raises:
+        OSError: it is a folder, a pipe or a device, which might never end.
+    """
     text = os.fspath(path)
     if is_remote(text):
-        return io.BytesIO(read_bytes(text))
-    return open(local_path(text), "rb")
+        fs, inner = _remote(text)
+        local = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+        try:
+            with fs.open(inner, "rb") as file:
+                shutil.copyfileobj(file, local, _COPY_BYTES)
+            local.seek(0)
+        except BaseException:
+            local.close()
+            raise
+        return local
+    target = local_path(text)
+    # a pipe would make an ordinary open wait for its writer
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(target, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{target!r} is not a regular file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -137,7 +176,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     if is_remote(text):
         fs, inner = _remote(text)
         return bytes(fs.cat_file(inner))
-    with open(local_path(text), "rb") as file:
+    with open_read(text) as file:
         return file.read()
 
 
@@ -192,6 +231,33 @@ def remove(path: str | os.PathLike[str]) -> None:
     else:
         operations.run("remove", target, lambda: os.unlink(target))
     sync_dir(parent(target))
+
+
+def move(path: str, target: str) -> None:
+    """Gives a file another name, durably; a link is moved, not what it points to."""
+    if is_remote(path):
+        fs, inner = _remote(path)
+        _, there = _remote(target)
+        operations.run("rename", target, lambda: fs.mv(inner, there))
+        return
+    path, target = local_path(path), local_path(target)
+    operations.run("rename", target, lambda: os.replace(path, target))
+    for folder in dict.fromkeys((parent(target), parent(path))):
+        sync_dir(folder)
+
+
+def is_link(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is a symbolic link; URLs are none."""
+    text = os.fspath(path)
+    return not is_remote(text) and os.path.islink(local_path(text))
+
+
+def remove_parts(folder: str | os.PathLike[str]) -> None:
+    """Removes what writers that were killed left in a folder. Nobody may be writing there."""
+    text = os.fspath(folder)
+    for name in list_dir(text):
+        if _PART.fullmatch(name):
+            remove(join(text, name))
 
 
 def link(target: str, path: str) -> None:

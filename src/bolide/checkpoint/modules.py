@@ -27,8 +27,11 @@ from torch import Tensor, nn
 from bolide.checkpoint import io
 from bolide.checkpoint.file import read_checkpoint
 from bolide.checkpoint.plain import arguments_of
+from bolide.checkpoint.strict_yaml import read_yaml
 from bolide.core.errors import CheckpointError, did_you_mean
+from bolide.core.messages import warn
 from bolide.hparams import WHOLE_SIGNATURE, AttributeDict
+from bolide.secrets import hidden_at
 from bolide.strategies.strategy import matching_keys
 
 T = TypeVar("T")
@@ -126,6 +129,7 @@ def constructor_arguments(
     if hparams_file is not None:
         saved = {**saved, **read_hparams_file(hparams_file)}
     parameters, takes_any = constructor_parameters(cls)
+    saved = _without_hidden(cls, saved, parameters, dropped, set(kwargs), path)
     whole = name is None or name == WHOLE_SIGNATURE or name not in parameters
     if whole:
         values = {**saved, **kwargs}
@@ -179,6 +183,38 @@ def _without_code(saved: dict[str, Any], path: str) -> dict[str, Any]:
             f"a checkpoint names is imported. Give the objects: load_from_checkpoint(path, {wanted})"
         )
     return saved
+
+
+def _without_hidden(
+    cls: type,
+    saved: dict[str, Any],
+    parameters: Mapping[str, inspect.Parameter],
+    dropped: list[Any],
+    given: set[str],
+    path: str,
+) -> dict[str, Any]:
+    """Without the secrets that were saved as "***": nobody is to log in with that.
+
+    One that the constructor requires is added to `dropped`, so that it is asked for; for one that has a default, or
+    that lies within a larger value, a warning says what stands in its place.
+    """
+    hidden = {key: hidden_at(value, key) for key, value in saved.items() if key not in given}
+    hidden = {key: places for key, places in hidden.items() if places}
+    kept = dict(saved)
+    for key, places in hidden.items():
+        if places != [key]:
+            continue
+        del kept[key]
+        if key in parameters and parameters[key].default is inspect.Parameter.empty:
+            dropped.append([key, "secret"])
+    told = [at for key, places in hidden.items() for at in places if [key, "secret"] not in dropped]
+    if told:
+        warn(
+            f"The secret(s) {', '.join(map(repr, told))} of {cls.__name__} are not in {path}; their defaults, or '***' "
+            f"within a larger value, are in their place. Write: {cls.__name__}.load_from_checkpoint({path!r}, "
+            f"{arguments_of(told)})"
+        )
+    return kept
 
 
 def _refuse_missing(
@@ -242,7 +278,7 @@ def read_hparams_file(path: Any) -> dict[str, Any]:
         rows = list(csv.reader(text.splitlines()))[1:]
         return {row[0]: _value_of(row[1]) for row in rows if len(row) >= 2}
     try:
-        content = yaml.safe_load(text)
+        content = read_yaml(text)
     except yaml.YAMLError as error:
         raise CheckpointError(
             f"hparams_file={str(path)!r} is no plain YAML; nothing that it names is imported.\n{error}"

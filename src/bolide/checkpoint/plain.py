@@ -237,3 +237,74 @@ def init_defaults(owner: type) -> dict[str, Any]:
             if parameter.default is not inspect.Parameter.empty:
                 found.setdefault(name, parameter.default)
     return found
+
+
+# ---------------------------------------------------------------------- what was read, before anybody walks through it
+
+MAX_DEPTH = 200
+MAX_REPEATED_NODES = 10_000_000
+MAX_EXPANDED_BYTES = 1 << 30
+
+
+class BoundsError(ValueError):
+    """Data that would take without end to walk through, or to write out, though the file is small."""
+
+
+def check_bounds(obj: Any) -> None:
+    """Refuses data that is small in a file and endless in use, before anything walks through it.
+
+    Containers that contain themselves, that are nested deeper than 200, or that are shared so often that walking
+    through them would visit more than ten million members; tensors that are views of far more than they store.
+
+    Raises:
+        BoundsError: which of these.
+    """
+    counts: dict[int, int] = {}  # by id: how many members it has, those of shared ones each time
+    depths: dict[int, int] = {}
+    members_in_all = 0
+    open_now: set[int] = set()
+    stack: list[tuple[Any, list[Any] | None]] = [(obj, None)]
+    while stack:
+        current, inner = stack.pop()
+        key = id(current)
+        if inner is not None:  # everything below it was counted
+            open_now.discard(key)
+            own = len(current)
+            members_in_all += own
+            counts[key] = repeated = own + sum([counts[id(value)] for value in inner])
+            depths[key] = depth = 1 + max([depths[id(value)] for value in inner], default=0)
+            if depth > MAX_DEPTH:
+                raise BoundsError(f"it is nested deeper than {MAX_DEPTH}")
+            if repeated > MAX_REPEATED_NODES and repeated > 4 * members_in_all:
+                raise BoundsError("its containers hold each other so often that reading them would never end")
+            continue
+        if key in counts:
+            continue
+        if key in open_now:
+            raise BoundsError("it has a container that contains itself")
+        if isinstance(current, Tensor):
+            _check_tensor(current)
+        if not isinstance(current, _CONTAINERS):
+            counts[key] = depths[key] = 0
+            continue
+        open_now.add(key)
+        if len(open_now) > MAX_DEPTH:
+            raise BoundsError(f"it is nested deeper than {MAX_DEPTH}")
+        members = current.values() if isinstance(current, dict) else current
+        inner = [value for value in members if type(value) not in _FLAT]
+        if isinstance(current, dict):
+            inner += [name for name in current if isinstance(name, (tuple, frozenset))]
+        stack.append((current, inner))
+        stack += [(value, None) for value in inner]
+
+
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+_FLAT = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
+
+
+def _check_tensor(tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return
+    wanted_bytes = tensor.numel() * tensor.element_size()
+    if wanted_bytes > MAX_EXPANDED_BYTES and wanted_bytes > 64 * max(tensor.untyped_storage().nbytes(), 1):
+        raise BoundsError(f"it has a tensor of shape {tuple(tensor.shape)} that stores far less than that")

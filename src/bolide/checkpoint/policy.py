@@ -294,21 +294,6 @@ def at_train_epoch_end(
 # ---------------------------------------------------------------------- what may be deleted
 
 
-def may_delete(path: str, newer: str, dirpath: str, resumed_from: str | None, remote: bool) -> bool:
-    """Whether the superseded file `path` may go, now that `newer` is there.
-
-    Never the file that the run was resumed from, and nothing outside of the callback's own folder.
-    """
-    if not path or path == newer:
-        return False
-    if remote:
-        return path != resumed_from
-    target = os.path.abspath(path)
-    if resumed_from is not None and target == os.path.abspath(resumed_from):
-        return False
-    return os.path.commonpath([target, os.path.abspath(dirpath)]) == os.path.abspath(dirpath)
-
-
 # ---------------------------------------------------------------------- a metric that is not there
 
 

@@ -17,6 +17,7 @@ from bolide.checkpoint.plain import plain_hparams, to_plain
 from bolide.core.errors import CheckpointError
 from bolide.core.hooks import overrides
 from bolide.core.messages import warn
+from bolide.secrets import hide
 from bolide.strategies.strategy import matching_keys
 
 LAYOUT = "2.6.6"
@@ -100,7 +101,7 @@ def _add_hparams(checkpoint: dict[str, Any], owner: Any, name_key: str, key: str
     plain, dropped = plain_hparams(values, type(owner))
     if owner._hparams_name:
         checkpoint[name_key] = owner._hparams_name
-    checkpoint[key] = plain
+    checkpoint[key] = hide(plain)
     if dropped:  # so that loading asks for them, and does not take their defaults in silence
         checkpoint[name_key.replace("_name", "_dropped")] = [list(entry) for entry in dropped]
 
@@ -168,8 +169,6 @@ def restore_callbacks(run: Any, checkpoint: dict[str, Any], fitting: bool) -> No
     for _, callback in pairs:
         if overrides(callback, "on_load_checkpoint"):
             callback.on_load_checkpoint(run.trainer, run.module, checkpoint)
-    if not fitting:
-        return
     for key, callback in pairs:
         if key in states:
             callback.load_state_dict(states[key])
@@ -206,5 +205,6 @@ def restore_training(run: Any, checkpoint: dict[str, Any], path: str) -> None:
     else:
         progress = type(run.progress)()
         progress.load_state_dict(own["progress"])
+    progress.ended_early = False  # what a stop cut short is taken up again
     run.progress.load_state_dict(progress.state_dict())
     run.restored = True

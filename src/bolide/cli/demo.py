@@ -6,8 +6,11 @@ Owns what is printed and how Ctrl-C is answered; the training itself is the exam
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
+import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,16 +109,27 @@ def count_code_lines(source: str) -> int:
     return sum(1 for line in source.splitlines() if line.strip())
 
 
+def own_command() -> str:
+    """What to type for this program: `bolide`, or the path it was started by where the shell finds no such command."""
+    started = sys.argv[0]
+    if os.path.basename(started) != "bolide":  # not by the console script
+        return "bolide"
+    found = shutil.which("bolide")
+    return "bolide" if found is not None and os.path.realpath(found) == os.path.realpath(started) else started
+
+
 def resume_command(epochs: int, out: str, path: Path) -> str:
     """What to type to go on."""
-    return shlex.join(["bolide", "demo", "--resume", str(path), "--epochs", str(epochs), "--out", out])
+    return shlex.join([own_command(), "demo", "--resume", str(path), "--epochs", str(epochs), "--out", out])
 
 
 def print_written(trainer: Trainer) -> None:
     """The paths of what the run wrote."""
     best = trainer.checkpoint_callback
     print(f"best checkpoint   {getattr(best, 'best_model_path', '')}")
-    print(f"last checkpoint   {getattr(best, 'last_model_path', '')}")
+    last = getattr(best, "last_model_path", "")
+    if last:  # there is none where nothing was left to train
+        print(f"last checkpoint   {last}")
     print(f"logs              {trainer.log_dir}")
 
 

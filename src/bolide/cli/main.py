@@ -12,9 +12,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from bolide.cli import checkpoint
 from bolide.core.errors import MisconfigurationException, did_you_mean
+from bolide.core.text import printable
 
-COMMANDS = ("demo",)
+COMMANDS = ("checkpoint", "demo", "goodput")
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,9 +29,9 @@ class Parser(argparse.ArgumentParser):
 
 def positive(text: str) -> int:
     """A whole number of at least 1."""
-    number = int(text)
+    number = int(text) if text.strip().lstrip("+-").isdecimal() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} given; expected a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} given; expected a whole number of at least 1")
     return number
 
 
@@ -48,7 +50,23 @@ def build_parser() -> Parser:
     demo.add_argument("--epochs", type=positive, default=15, metavar="N", help="how many epochs in all (%(default)s)")
     demo.add_argument("--out", default="runs/digits", metavar="DIR", help="where to write (%(default)s)")
     demo.add_argument("--resume", metavar="PATH", help="the checkpoint to go on from")
+    checkpoint.add_parsers(commands, Parser)
+    goodput = commands.add_parser("goodput", help="where the time of a run went", allow_abbrev=False)
+    goodput.add_argument("folder", metavar="RUN_DIR")
     return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Calls the function of the command that was given; returns its exit code."""
+    if options.command == "checkpoint":
+        return checkpoint.run_checkpoint(options)
+    if options.command == "goodput":
+        from bolide.cli.goodput import run_goodput
+
+        return run_goodput(options.folder)
+    from bolide.cli.demo import run_demo
+
+    return run_demo(epochs=options.epochs, out=options.out, resume=options.resume)
 
 
 def unknown_command(arguments: Sequence[str]) -> str | None:
@@ -84,11 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        from bolide.cli.demo import run_demo
-
-        return run_demo(epochs=options.epochs, out=options.out, resume=options.resume)
-    except MisconfigurationException as error:
-        print(f"bolide {options.command}: error: {error}", file=sys.stderr)
+        return run(options)
+    except (MisconfigurationException, OSError) as error:
+        print(f"bolide {options.command}: error: {printable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)

@@ -41,12 +41,22 @@ class Compat:
     """A step scheduler's `frequency` counts batches of the epoch, not optimizer steps."""
     closure_logs_add_up: bool = False
     """What a closure logs counts once for each evaluation, not for the last one only."""
+    saves_within_hooks: bool = False
+    """Checkpoint callbacks save within the hooks of a batch, a validation or an epoch, not when all else is done."""
+    resume_keeps_no_randomness: bool = False
+    """Going on from a checkpoint leaves the random generators as they are, and begins loaders anew."""
+    workers_seed_themselves: bool = False
+    """`seed_everything(..., workers=True)` seeds worker processes, not each sample by its place."""
+    max_time_is_total: bool = False
+    """`max_time` counts all attempts of a run together, not this one alone."""
     deferred_save_is_dropped: bool = False
     """A save that waits for its metric is given up where the next due save comes first."""
     same_name_is_overwritten: bool = False
     """A checkpoint whose name holds no counter replaces the one of that name, kept or not."""
     loggers_save_each_time: bool = False
     """Loggers are asked to write out what they buffer after each metric, not every few seconds."""
+    leaves_no_mark_of_the_end: bool = False
+    """A fit that came to its end leaves no `finished.json` beside its checkpoints."""
     refit_continues_counters: bool = False
     """A second `fit` with another module goes on counting where the first one ended."""
 
@@ -94,7 +104,7 @@ class Watch:
 
 
 G = TypeVar("G", Checkpointing, Resilience, Performance, Watch)
-BUILT: frozenset[str] = frozenset()
+BUILT: frozenset[str] = frozenset({"exact_resume"})
 """Group settings whose mechanism exists; the others are refused where they differ from their default."""
 
 
@@ -271,7 +281,7 @@ def _interval(c: RunConfig) -> Iterator[str]:
     except ValueError as error:
         yield f"val_check_interval={c.val_check_interval!r}: {error}"
         return
-    if c.check_val_every_n_epoch is None and every.unit == "share":
+    if c.check_val_every_n_epoch is None and every.unit == "share" and c.val_check_interval not in (None, 1.0):
         yield (
             f"val_check_interval={c.val_check_interval!r} is a share of an epoch, and check_val_every_n_epoch=None "
             'counts across epochs: write a number of batches, or a quantity such as "500 steps" or "15 min"'

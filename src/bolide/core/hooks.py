@@ -170,14 +170,27 @@ class Scoped(Protocol):
     scope: HookSpec | None
 
 
+SAVING_MOMENTS = ("on_train_batch_end", "on_validation_end", "on_train_epoch_end")
+"""The events of a fit at which checkpoints are saved: the engine tells savers of them last, when all else is done."""
+
+
+def is_saver(callback: Any) -> bool:
+    """Whether a callback saves checkpoints, so that it is told of its moments when all else is done."""
+    return bool(getattr(callback, "saves_at_boundaries", False))
+
+
 @dataclass
 class Receivers:
-    """Who may listen: the callbacks in their order, the module, the datamodule, and the trainer they are told."""
+    """Who may listen: the callbacks in their order, the module, the datamodule, and the trainer they are told.
+
+    With `savers_apart` the callbacks that save are not told of `SAVING_MOMENTS` with the others.
+    """
 
     trainer: Any
     module: Any
     datamodule: Any = None
     callbacks: Iterable[Any] = field(default_factory=tuple)
+    savers_apart: bool = False
 
 
 def stub(fn: F) -> F:
@@ -230,6 +243,8 @@ def listeners(spec: HookSpec, receivers: Receivers, log: Scoped | None = None) -
     after the module, so that they see what it logs there.
     """
     callbacks = [cb for cb in receivers.callbacks if overrides(cb, spec.name)]
+    if receivers.savers_apart and spec.name in SAVING_MOMENTS:
+        callbacks = [cb for cb in callbacks if not is_saver(cb)]
     late: list[Any] = []
     if spec.name == "on_train_epoch_end":
         late = [cb for cb in callbacks if getattr(cb, "monitors_metrics", False)]

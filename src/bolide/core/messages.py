@@ -65,11 +65,25 @@ def rank_zero_only(fn: Callable[..., T]) -> Callable[..., T | None]:
 
 
 def warn(text: str, category: type[Warning] = UserWarning, stacklevel: int = 2) -> None:
-    """Warns on rank zero. `stacklevel` counts from the caller, as in `warnings.warn`."""
+    """Warns on rank zero, at the line of the user's code that led here.
+
+    `stacklevel` counts from the caller, as in `warnings.warn`, where no code outside of Bolide is on the stack.
+    """
     if env.rank() == 0:
         if category is PossibleUserWarning and env.get("POSSIBLE_USER_WARNINGS") in ("off", "0"):
             return
-        warnings.warn(text, category, stacklevel=stacklevel + 1)
+        warnings.warn(text, category, stacklevel=_level_outside() or stacklevel + 1)
+
+
+def _level_outside() -> int | None:
+    """How many frames above `warn` the nearest one is that is neither Bolide's nor torch's."""
+    level, frame = 1, sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("bolide", "torch", "contextlib"):
+            return level
+        frame = frame.f_back  # type: ignore[assignment]
+        level += 1
+    return None
 
 
 def warn_once(text: str, category: type[Warning] = UserWarning, stacklevel: int = 2) -> None:

@@ -18,6 +18,8 @@ class Progress:
     that was opened last, `total_batches` those of all, `step` the optimizer steps, `stepped_batches` the batches that
     ended in one (the loggers' axis), `optimizer_steps` the steps of all optimizers added up. `validated_at` is the
     `total_batches` at which validation last ran. The two `before_epoch` counters are what stood when the epoch began.
+    `ended_early` is set where a stop ended an epoch before its last batch: in this process it counts as an epoch, and
+    a run that goes on from a checkpoint takes it up again.
     """
 
     epoch: int = 0
@@ -33,6 +35,21 @@ class Progress:
     scheduler_steps: int = 0
     scheduler_steps_before_epoch: int = 0
     validated_at: int = -1
+    ended_early: bool = False
+
+    def leave_early(self) -> None:
+        """A stop ended the epoch before its last batch, and its end hooks have run."""
+        self.ended_early = True
+
+    def abandon_epoch(self) -> None:
+        """The epoch that an exception or a stop left open is not taken up again."""
+        self.epoch = self.visible_epoch
+        self.epoch_open = self.ended_early = False
+
+    @property
+    def visible_epoch(self) -> int:
+        """The number of the running epoch, or of the next one where none runs: what users see as the current epoch."""
+        return self.epoch + 1 if self.ended_early else self.epoch
 
     def open_epoch(self) -> None:
         """Begins the next epoch; goes on with the one that is open."""

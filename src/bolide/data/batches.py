@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from bolide.data.loaders import Source
+from bolide.seed import rng_state
 
 
 def batches(
@@ -45,10 +46,29 @@ def batches(
             return
 
 
+class Ahead:
+    """An iterator that knows the random state in which its last batch was fetched, for a checkpoint taken meanwhile."""
+
+    def __init__(self, source: Source, iterator: Iterator[Any]) -> None:
+        self.source, self.iterator = source, iterator
+        self.before: dict[str, Any] | None = None
+        self.position: dict[str, Any] | None = None
+
+    def __iter__(self) -> Ahead:
+        return self
+
+    def __next__(self) -> Any:
+        self.before = rng_state()
+        self.position = self.source.position()
+        return next(self.iterator)
+
+
 def started(source: Source, iterator: Iterator[Any]) -> Iterator[Any]:
     """`iterator`, with the first batch of an unsized source fetched now: reading ahead begins with it."""
     if source.sized or source.count <= 0:
         return iterator
+    if source.readers:
+        iterator = source.ahead = Ahead(source, iterator)
     first = next(iterator, _END)
     return iter(()) if first is _END else chain([first], iterator)
 

@@ -54,6 +54,9 @@ class CombinedLoader:
         self._iterator: Iterator[Item] | None = None
         self._running: list[Any] = []
         self._loaded_states: list[dict[str, Any]] = []
+        self._exhausted: list[bool] = []
+        self._taken: list[int] = []
+        self._behind: dict[str, Any] | None = None
 
     @property
     def iterables(self) -> Any:
@@ -116,6 +119,10 @@ class CombinedLoader:
         self._load_pending_states()
         read = {"sequential": self._sequential, "max_size_cycle": self._cycle}.get(self._mode, self._side_by_side)
         self._running = [] if self._mode == "sequential" else [self._iter(iterable) for iterable in self._flattened]
+        behind, self._behind = self._behind, None
+        count = len(self._flattened)
+        self._exhausted = list(behind["exhausted"]) if behind else [False] * count
+        self._taken = list(behind["taken"]) if behind else [0] * count
         self._iterator = read()
         if self._mode == "sequential" and self._flattened:
             # The first iterator draws its seed here, as those of the other modes do, not at the first batch.
@@ -165,6 +172,14 @@ class CombinedLoader:
         """
         self._loaded_states = list(states)
 
+    def position(self) -> dict[str, Any]:
+        """How far the running pass is: which iterables are exhausted, and how many batches each gave since it began."""
+        return {"exhausted": list(self._exhausted), "taken": list(self._taken)}
+
+    def go_on(self, position: dict[str, Any]) -> None:
+        """The next `iter()` goes on from `position`; its iterables must do so, too."""
+        self._behind = position
+
     def _load_pending_states(self) -> None:
         states, self._loaded_states = self._loaded_states, []
         stateful = [iterable for iterable in self._flattened if _is_stateful(iterable)]
@@ -181,8 +196,9 @@ class CombinedLoader:
         try:
             return iter(iterable)
         except TypeError as error:
+            given = type(getattr(iterable, "loader", iterable)).__name__
             raise UserCodeError(
-                f"CombinedLoader: expected loaders or other iterables, got {type(iterable).__name__} in the collection."
+                f"CombinedLoader: expected loaders or other iterables, got {given} in the collection."
             ) from error
 
     def _limit(self, index: int) -> int | float | None:
@@ -191,8 +207,8 @@ class CombinedLoader:
     def _side_by_side(self) -> Iterator[Item]:
         """min_size and max_size."""
         fill = self._mode == "max_size"
-        done = [False] * len(self._running)
-        batch_idx = 0
+        done, taken = self._exhausted, self._taken
+        batch_idx = max(taken, default=0)
         while self._running:
             batches: list[Any] = []
             for index, iterator in enumerate(self._running):
@@ -204,6 +220,8 @@ class CombinedLoader:
                     if not fill:
                         return
                     done[index], batch = True, None
+                elif not done[index]:
+                    taken[index] += 1
                 batches.append(batch)
             if all(done):
                 return
@@ -212,7 +230,7 @@ class CombinedLoader:
 
     def _cycle(self) -> Iterator[Item]:
         count = len(self._running)
-        taken, done = [0] * count, [False] * count
+        taken, done = self._taken, self._exhausted
         batch_idx = 0
         while count:
             batches: list[Any] = []

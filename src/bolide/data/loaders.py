@@ -8,16 +8,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from bolide.core.errors import UserCodeError
-from bolide.core.messages import PossibleUserWarning, warn, warn_once
+from bolide.core.messages import PossibleUserWarning, warn_once
 from bolide.core.schedule import limited
 from bolide.data.combined import CombinedLoader
-from bolide.data.tensors import batches_of, is_plain
+from bolide.data.keyed import Keys, keyed
+from bolide.data.position import Reader, open_iterator
 
 INFINITE = math.inf
 
@@ -27,20 +29,70 @@ class Source:
     """One loader as the engine reads it.
 
     `count` is how many batches an epoch has (infinite where nobody knows); `sized` tells whether it is known before
-    reading, so that nothing need be read ahead to find the last one.
+    reading, so that nothing need be read ahead to find the last one. `readers` remember where a pass stands, one for
+    each loader that is read side by side; an evaluation, which is never gone on with, has none.
     """
 
     loader: Any
     count: float
     sized: bool
+    readers: list[Reader] = field(default_factory=list)
+    keys: list[Keys] = field(default_factory=list)
+    together: CombinedLoader | None = None
+    ahead: Any = None
+    """The iterator that reads ahead, where the length is unknown: it knows what stood before it did."""
+
+    def remember(self, seed: int | None) -> Source:
+        """The same source, remembering where each pass stands; with `seed`, its samples' randomness goes by key."""
+        combined = isinstance(self.loader, CombinedLoader)
+        loaders = self.loader.flattened if combined else [self.loader]
+        pairs = [(loader, None) if seed is None else keyed(loader, seed) for loader in loaders]
+        self.readers = [Reader(loader, keys.opening if keys is not None else nullcontext) for loader, keys in pairs]
+        self.keys = [keys for _, keys in pairs if keys is not None]
+        if combined:
+            self.together = CombinedLoader(self.loader.iterables, self.loader.mode)
+            self.together.flattened = self.readers
+            self.together.limits = self.loader.limits
+        return self
+
+    def relimit(self, limit: float | None) -> None:
+        """Takes over a limit that was changed since."""
+        self.count = limited(length_of(self.loader), limit)
+
+    def open_epoch(self, epoch: int) -> None:
+        """The next pass is that of `epoch`."""
+        for keys in self.keys:
+            keys.epoch = epoch
 
     def iterate(self) -> Iterator[Any]:
         """A new pass over the batches. Draws from the random generators just as `iter(loader)` does."""
-        if is_plain(self.loader):
-            return batches_of(self.loader)
         if isinstance(self.loader, CombinedLoader) and self.loader.mode != "sequential":
-            return _side_by_side(iter(self.loader))
-        return iter(self.loader)
+            return _side_by_side(iter(self.together if self.together is not None else self.loader))
+        return iter(self.readers[0]) if self.readers else open_iterator(self.loader)
+
+    def position(self) -> dict[str, Any]:
+        """Where the running pass stands; what `go_on` needs to come back there."""
+        together = self.together.position() if self.together is not None else None
+        return {"readers": [reader.position() for reader in self.readers], "together": together}
+
+    def go_on(self, saved: dict[str, Any] | None, skip: int) -> None:
+        """The next `iterate` goes on behind `skip` batches of the pass that `saved` describes (None: of a new one)."""
+        states = saved["readers"] if saved is not None else [None] * len(self.readers)
+        if len(states) != len(self.readers):
+            raise UserCodeError(
+                f"The checkpoint was saved with {len(states)} training loader(s), and there are {len(self.readers)} "
+                "now; give the loaders that it was saved with"
+            )
+        together = saved["together"] if saved is not None else None
+        if together is None:
+            self.readers[0].go_on(states[0], skip)
+            for reader in self.readers[1:]:
+                reader.go_on(None, skip)
+        else:
+            for reader, state, taken in zip(self.readers, states, together["taken"], strict=True):
+                reader.go_on(state, taken)
+        if self.together is not None and together is not None:
+            self.together.go_on(together)
 
     @property
     def counts(self) -> list[float]:
@@ -117,8 +169,10 @@ def is_collection(loaders: Any) -> bool:
     return isinstance(loaders, (list, tuple, Mapping)) and not isinstance(loaders, str)
 
 
-def train_source(loaders: Any, limit: float | None) -> Source:
+def train_source(loaders: Any, limit: float | None, seed: int | None = None) -> Source:
     """The one source of a fit; a collection is read side by side, its shorter loaders again and again.
+
+    With `seed`, each sample's randomness depends on it, the epoch and the sample's position alone.
 
     Raises:
         UserCodeError: not iterable, an unknown length with a share, or a sequential CombinedLoader.
@@ -130,7 +184,7 @@ def train_source(loaders: Any, limit: float | None) -> Source:
             'CombinedLoader(mode="sequential") cannot be trained on; write mode="max_size_cycle", "min_size" or '
             '"max_size"'
         )
-    return source_of(loaders, limit, "train_dataloader", "limit_train_batches")
+    return source_of(loaders, limit, "train_dataloader", "limit_train_batches").remember(seed)
 
 
 def eval_sources(loaders: Any, limit: float | None, stage: str) -> list[Source]:
@@ -171,21 +225,21 @@ def _warn_shuffled(loader: Any, argument: str) -> None:
         )
 
 
-def without_shuffling(loaders: Any) -> Any:
+def without_shuffling(loaders: Any, kind: str) -> Any:
     """The same loaders reading in order: what `overfit_batches` trains on, the same batches each epoch."""
     if isinstance(loaders, CombinedLoader):
         combined = CombinedLoader(loaders.iterables, loaders.mode)
-        combined.flattened = [without_shuffling(x) for x in loaders.flattened]
+        combined.flattened = [without_shuffling(x, kind) for x in loaders.flattened]
         return combined
     if isinstance(loaders, Mapping):
-        return {key: without_shuffling(x) for key, x in loaders.items()}
+        return {key: without_shuffling(x, kind) for key, x in loaders.items()}
     if isinstance(loaders, (list, tuple)):
-        return type(loaders)(without_shuffling(x) for x in loaders)
+        return type(loaders)(without_shuffling(x, kind) for x in loaders)
     if not isinstance(loaders, DataLoader) or isinstance(loaders.dataset, IterableDataset):
         return loaders
     if isinstance(loaders.sampler, SequentialSampler) or not isinstance(loaders.sampler, RandomSampler):
         return loaders
-    warn("overfit_batches trains on the same batches each epoch: shuffling of the training loader is turned off.")
+    warn_once(f"overfit_batches takes the same batches each epoch: shuffling of the {kind} loader is turned off.")
     clone = copy.copy(loaders)
     sampler = SequentialSampler(loaders.dataset)  # type: ignore[arg-type]
     # a DataLoader refuses that these are set after construction, and constructing a subclass anew may not be possible

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bolide.core.errors import UserCodeError
 from bolide.core.hooks import OVERRIDES, Hook, Hooks, HookSpec, overrides
+from bolide.core.messages import warn_once
 from bolide.core.states import RunningStage
 from bolide.data.batches import batches, started
-from bolide.data.loaders import Source
+from bolide.data.loaders import Source, length_of
 from bolide.engine.plan import UserStep, check_loader_idx, transfer_of, user_step
+from bolide.engine.signals import StopAsked
 from bolide.log import to_numbers
 
 if TYPE_CHECKING:
@@ -93,6 +96,7 @@ def evaluate(
         iterator = open_pass(sources[first]) if first is not None else iter(())
         flags = to_eval(run, name)
         before = log.enter(loop, len(sources))
+        fetched: list[int] = []
         try:
             for hook in told.start:
                 hook()
@@ -103,16 +107,19 @@ def evaluate(
                     iterator = open_pass(source)
                 log.select_loader(i)
                 counter = data.steps_logged if log_results else {}
-                evaluate_loader(run, told, source, iterator, i, several, user, OVERRIDES[step_name], counter)
+                fetched.append(
+                    evaluate_loader(run, told, source, iterator, i, several, user, OVERRIDES[step_name], counter)
+                )
                 log.close_epoch_values()
                 if several and run.state.stage != RunningStage.SANITY_CHECKING:
                     log.publish()
+            refuse_empty(sources, fetched, name)
             log.in_batch = False
             log.select_loader(None)
             for hook in told.epoch_end:
                 hook()
             log.publish()
-            results = [to_numbers(found) for found in log.by_loader()]
+            results = [to_numbers(found) for found in log.by_loader()] if sources else []
             if name == "validation":
                 run.validation_names |= {n for s in log.active.all_slots() for n in (s.name, s.epoch_name)}
             if log_results:
@@ -121,7 +128,7 @@ def evaluate(
                 hook()
         finally:
             log.leave(before)
-        from_eval(run, name, flags)
+            from_eval(run, name, flags)
     return results
 
 
@@ -142,13 +149,14 @@ def evaluate_loader(
     user: UserStep,
     spec: HookSpec,
     steps_logged: dict[int, int],
-) -> None:
-    """One pass over one loader, with its batch hooks."""
+) -> int:
+    """One pass over one loader, with its batch hooks; returns how many batches there were."""
     log, transfer = run.log, transfer_of(run)
     pairs = batches(source, iterator, look_ahead=math.isinf(source.count))
     if user.takes_iterator:
         pairs = Handed.over(pairs, source)
     which = (loader_idx,) if several else ()
+    batch_idx = -1
     for batch_idx, (batch, _) in enumerate(pairs):
         if transfer is not None and not user.takes_iterator:
             batch = transfer(batch, loader_idx)
@@ -157,7 +165,12 @@ def evaluate_loader(
             hook(batch, batch_idx, *which)
         log.scope = spec
         if user.takes_iterator:
-            output = user.call(batch)
+            try:
+                output = user.call(batch)
+            except StopIteration:  # the step drew more than there was: the pass ends with what it did before
+                log.scope = None
+                log.close_batch()
+                return batch_idx
         else:
             args = (batch, batch_idx) if user.wants_batch_idx else (batch,)
             output = user.call(*args, *(which if user.wants_loader_idx else ()))
@@ -170,6 +183,31 @@ def evaluate_loader(
             log.write(log.current(), count, count)
             steps_logged[loader_idx] = count + 1
         log.close_batch()
+        if run.signals.received is not None and not run.signals.at_once:
+            raise StopAsked
+    return batch_idx + 1
+
+
+def refuse_empty(sources: list[Source], fetched: list[int], name: str) -> None:
+    """Refuses loaders that gave no batch, all of them; warns of one among others. A limit of zero is meant.
+
+    Raises:
+        UserCodeError: nothing was evaluated.
+    """
+    empty = [
+        i for i, source in enumerate(sources)
+        if not fetched[i] and (source.count > 0 or length_of(source.loader) == 0)
+    ]  # fmt: skip
+    if not empty:
+        return
+    which = f"The {name} loader" if len(sources) == 1 else f"The {name} loader(s) {', '.join(map(str, empty))}"
+    text = (
+        f"{which} gave no batch. Look at what it iterates over: an empty dataset, an iterator that was used up, or "
+        "drop_last=True with fewer samples than a batch"
+    )
+    if len(empty) == len(sources):
+        raise UserCodeError(text)
+    warn_once(text)
 
 
 class Handed:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from bolide.core.errors import UserCodeError
 from bolide.core.hooks import overrides
 from bolide.core.messages import PossibleUserWarning, info, warn_once
+from bolide.core.phases import IDLE, RESTORING, TRAINING, VALIDATION
 from bolide.core.progress import Progress
 from bolide.core.states import RunningStage
 from bolide.data.batches import batches, started
@@ -23,8 +23,11 @@ from bolide.data.loaders import eval_sources, set_epoch, train_source, without_s
 from bolide.engine import plan as plans
 from bolide.engine.evaluate import Handed, evaluate
 from bolide.engine.optimizers import step_plateau_schedulers, step_schedulers
+from bolide.engine.resume import go_on, goes_on, restore_place
+from bolide.engine.signals import StopAsked, act
 from bolide.engine.step import flush_window
-from bolide.seed import isolate_rng
+from bolide.log import load_metric_states, metric_states
+from bolide.seed import global_seed, isolate_rng, rng_state, set_rng_state
 
 if TYPE_CHECKING:
     from bolide.engine.run import EvalData, Run
@@ -36,13 +39,27 @@ def fit(run: Run) -> Iterator[Progress]:
     if not open_training(run):
         return
     assert run.train is not None
-    iterator: Any = started(run.train, run.train.iterate())
+    signals = run.signals
+    signals.at_once = False  # from here on a signal waits for a step boundary
+    run.phases.switch(TRAINING)
+    # the first epoch's iterator is made before training starts, each later one after its epoch has started
+    run.train.open_epoch(progress.epoch)
+    iterator: Any = started(run.train, run.train.iterate()) if not goes_on(run) else None
+    if run.validation_enabled and run.val.loaders is None and run.epoch_validates():
+        run.state.stage = RunningStage.VALIDATING
+        open_validation(run, run.val)
+        run.state.stage = RunningStage.TRAINING
     for hook in run.plan.hooks.on_train_start:
         hook()
+    if goes_on(run):
+        with run.phases.within(RESTORING):
+            iterator = go_on(run, validate_owed)
     while not finished(run):
         iterator = open_epoch(run, iterator)
         plan = run.plan
         pairs = batches(run.train, iterator, progress.batch)
+        for wrap in plan.fetch_wrappers:
+            pairs = wrap(pairs)
         iterator, skipped, answer = None, False, None
         for batch, last in Handed.over(pairs, run.train) if plan.takes_iterator else pairs:
             if run.version != plan.version:
@@ -59,7 +76,15 @@ def fit(run: Run) -> Iterator[Progress]:
                 skipped = True
                 break
 
-            outputs = plan.step(run, batch, batch_idx, last)
+            try:
+                outputs = plan.step(run, batch, batch_idx, last)
+            except StopIteration as error:
+                if not plan.takes_iterator:
+                    raise UserCodeError(
+                        "`training_step` raised StopIteration; return None to leave a batch out"
+                    ) from error
+                progress.is_last_batch = True
+                break  # it drew more batches than there were: the epoch ends
 
             progress.commit_batch()
             steps = run.stepped_in_batch or not plan.automatic
@@ -70,10 +95,15 @@ def fit(run: Run) -> Iterator[Progress]:
             if steps and (progress.stepped_batches % plan.log_every == 0 or (plan.logs and trainer.should_stop)):
                 log.write(log.current(), None, progress.stepped_batches - 1)
             log.close_batch()
-            if run.validation_enabled and run.validation_due(last):
+            validated = run.validation_enabled and run.validation_due(last)
+            if validated:
                 validate(run)
             if plan.has_plateau:
                 step_plateau_schedulers(run, "step", batch_idx)
+            if plan.savers:
+                save_after_batch(run, plan.savers, validated)
+            if signals.received is not None:
+                act(run, signals)
             if trainer.should_stop:
                 log.save()
             yield progress
@@ -84,6 +114,7 @@ def fit(run: Run) -> Iterator[Progress]:
         close_epoch(run, skipped)
     for hook in run.plan.hooks.on_train_end:
         hook()
+    run.phases.switch(IDLE)
 
 
 def finished(run: Run) -> bool:
@@ -103,11 +134,10 @@ def open_training(run: Run) -> bool:
     if run.train is None:
         load_train(run)
     run.progress.close_epoch()
-    if finished(run) or run.config.limit_train_batches == 0:
+    if run.config.limit_train_batches == 0 or (not run.progress.epoch_open and finished(run)):
         return False
     if run.count == 0:
-        warn_once("The training loader is empty or limited to no batch: nothing is trained.")
-        return False
+        raise no_batch()
     if not run.restored or run.val_every.unit == "seconds":
         run.val_timer_s = time.monotonic()
     if run.val_every.unit == "batches" and run.config.check_val_every_n_epoch is not None:
@@ -142,11 +172,26 @@ def load_train(run: Run) -> None:
     config = run.config
     loaders = run.train_given if run.train_given is not None else from_hook(run, "train_dataloader")
     if config.overfit_batches > 0:
-        loaders = without_shuffling(loaders)
+        loaders = without_shuffling(loaders, "training")
     run.train_loaders = loaders
-    limit = config.overfit_batches if config.overfit_batches > 0 else config.limit_train_batches
-    run.train = train_source(loaders, limit)
+    run.train = train_source(loaders, train_limit(run), key_seed(run))
     run.train_loaded_epoch = run.progress.epoch
+
+
+def train_limit(run: Run) -> float | None:
+    """How many batches, or which share, of the training loader an epoch takes."""
+    config = run.config
+    return config.overfit_batches if config.overfit_batches > 0 else config.limit_train_batches
+
+
+def key_seed(run: Run) -> int | None:
+    """The seed by which samples draw their random numbers, where that was asked for."""
+    if run.config.switches.workers_seed_themselves:
+        return None
+    seed, workers = global_seed()
+    if workers or run.config.resilience.exact_resume:
+        return seed if seed is not None else 0
+    return None
 
 
 def from_hook(run: Run, name: str) -> Any:
@@ -174,6 +219,8 @@ def open_epoch(run: Run, iterator: Any) -> Any:
     if reload and run.train_given is None and progress.epoch - run.train_loaded_epoch >= reload:
         load_train(run)
         iterator = None
+    else:
+        run.train.relimit(train_limit(run))
     run.validated_this_epoch = False
     run.log.epoch = progress.epoch
     run.log.in_batch = False
@@ -190,24 +237,39 @@ def open_epoch(run: Run, iterator: Any) -> Any:
     if run.stops_now():
         return iter(())
     if iterator is None:
+        run.train.open_epoch(progress.epoch)
         iterator = started(run.train, run.train.iterate())
-    # going on within an epoch: what was trained on is passed over
-    for _ in islice(iterator, progress.batch):
-        pass
     return iterator
+
+
+def save_after_batch(run: Run, savers: tuple[Any, ...], validated: bool) -> None:
+    """Tells the savers that a batch is over, and with it a validation: all else about it is done."""
+    trainer, module, batch_idx = run.trainer, run.module, run.progress.batch - 1
+    run.boundary = ("batch", validated)
+    for saver in savers:
+        run.saver = saver
+        saver.on_train_batch_end(trainer, module, None, None, batch_idx)
+        if validated:
+            saver.on_validation_end(trainer, module)
+    run.boundary = run.saver = None
+
+
+def no_batch() -> UserCodeError:
+    """The error for a training loader without a batch."""
+    return UserCodeError(
+        "The training loader gave no batch. Look at what it iterates over: an iterator that was used up, an empty "
+        "dataset, or drop_last=True with fewer samples than a batch"
+    )
 
 
 def close_short_epoch(run: Run) -> None:
     """Ends an epoch whose loader gave fewer batches than it said, as its last batch would have ended it."""
     progress = run.progress
-    if progress.is_last_batch or run.stops_now():
+    if run.stops_now() or (progress.is_last_batch and progress.batch):
         return
     if progress.batch == 0:
-        raise UserCodeError(
-            "The training loader gave no batch. Look at what it iterates over: an iterator that was used up, an empty "
-            "dataset, or drop_last=True with fewer samples than a batch"
-        )
-    if not math.isinf(run.count):
+        raise no_batch()
+    if not math.isinf(run.count) and not run.plan.takes_iterator:
         warn_once(
             f"The training loader said it has {run.count:g} batches and ended after {progress.batch}; the epoch ends "
             "there."
@@ -231,7 +293,9 @@ def close_epoch(run: Run, skipped: bool) -> None:
         if plan.automatic:
             step_schedulers(run, "epoch", progress.batch)
     log.close_epoch_values()
-    progress.commit_epoch()
+    early = not skipped and not progress.is_last_batch
+    if not early:
+        progress.commit_epoch()
     for hook in plan.hooks.on_train_epoch_end:
         hook()
     if run.version != run.plan.version:
@@ -241,7 +305,14 @@ def close_epoch(run: Run, skipped: bool) -> None:
         step_plateau_schedulers(run, "epoch", progress.batch)
     log.write(log.current(), None, progress.stepped_batches - 1, save=True)
     log.collections["train"].reset()
+    run.boundary = ("epoch", False)
+    for saver in run.plan.savers:
+        run.saver = saver
+        saver.on_train_epoch_end(run.trainer, run.module)
+    run.boundary = run.saver = None
     progress.close_epoch()
+    if early:
+        progress.leave_early()
 
 
 # ---------------------------------------------------------------------- validation within the fit
@@ -255,13 +326,14 @@ def open_validation(run: Run, data: EvalData) -> None:
         return
     load_eval(run, data, "validate", "val_dataloader", run.config.limit_val_batches)
     data.loaded_epoch = run.progress.epoch
+    restore_place(data)
 
 
 def load_eval(run: Run, data: EvalData, stage: str, hook: str, limit: float | None) -> None:
     """Asks for the loaders of an evaluation, and makes sources of them."""
     loaders = data.given if data.given is not None else from_hook(run, hook)
     if run.config.overfit_batches > 0 and stage == "validate":
-        loaders = without_shuffling(loaders)
+        loaders = without_shuffling(loaders, "validation")
         limit = run.config.overfit_batches if run.state.fn == "fit" else limit
     data.loaders = loaders
     data.sources = eval_sources(loaders, limit, stage)
@@ -278,13 +350,35 @@ def validate(run: Run) -> None:
         module.on_validation_model_zero_grad()
     else:
         module.zero_grad()
+    validated_before = progress.validated_at, run.validated_this_epoch
     progress.validated_at = progress.total_batches
     run.validated_this_epoch = True
-    evaluate(run, plan.hooks, "validation", run.val, lambda: open_validation(run, run.val), standalone=False)
+    place = (rng_state(), metric_states(module))
+    try:
+        if run.signals.received is not None:
+            raise StopAsked
+        with run.phases.within(VALIDATION):
+            evaluate(run, plan.hooks, "validation", run.val, lambda: open_validation(run, run.val), standalone=False)
+    except StopAsked:
+        # as if it had not begun: what is saved now validates when it goes on
+        set_rng_state(place[0])
+        load_metric_states(module, place[1])
+        progress.validated_at, run.validated_this_epoch = validated_before
+        run.state.stage = before
+        run.owes_validation = True
+        run.boundary, run.saver = ("batch", True), None
+        act(run, run.signals)
     run.val_timer_s = time.monotonic()
     run.state.stage = before
     if run.version != run.plan.version:
         run.plan = plans.build(run)
+
+
+def validate_owed(run: Run) -> None:
+    """The validation that a signal broke off, and what follows it."""
+    validate(run)
+    if run.plan.has_plateau:
+        step_plateau_schedulers(run, "step", run.progress.batch - 1)
 
 
 def sanity_check(run: Run) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -79,6 +79,10 @@ def parse_optimizers(returned: Any, automatic: bool) -> tuple[list[Any], list[LR
         warn("`configure_optimizers` returned None: this fit runs without an optimizer, and no weight will move.")
         return [NoOptimizer()], []
     optimizers, schedulers, monitor = _split(returned)
+    if automatic and not optimizers:
+        raise MisconfigurationException(
+            "`configure_optimizers` returned no optimizer; return one, or None to run without any weight moving"
+        )
     for item in optimizers:
         if not isinstance(item, Optimizable):
             raise MisconfigurationException(
@@ -113,7 +117,7 @@ def _split(returned: Any) -> tuple[list[Any], list[Any], str | None]:
                 optimizers += found
                 schedulers += [s if monitor is None else _with_monitor(s, monitor) for s in scheds]
             return optimizers, schedulers, None
-        if returned and all(isinstance(item, Optimizable) for item in returned):
+        if all(isinstance(item, Optimizable) for item in returned):
             return list(returned), [], None
     elif isinstance(returned, Optimizable):
         return [returned], [], None
@@ -260,6 +264,9 @@ class LightningOptimizer:
 
     def __repr__(self) -> str:
         return f"LightningOptimizer({self._optimizer!r})"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:  # by default a copy would be made of the optimizer's class
+        return LightningOptimizer, (self._optimizer,)
 
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:

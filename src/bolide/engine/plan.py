@@ -16,10 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bolide.core.errors import UserCodeError
-from bolide.core.hooks import HOOKS, Hooks, is_internal, overrides, resolve, scoped
+from bolide.core.hooks import HOOKS, Hooks, is_internal, is_saver, overrides, resolve, scoped
 from bolide.core.messages import warn_once
 from bolide.engine import optimizers as opt
 from bolide.engine import step
+from bolide.engine.veto import vetoes_of, with_vetoes
 
 if TYPE_CHECKING:
     from bolide.engine.run import Run
@@ -48,6 +49,8 @@ class Plan:
     takes_iterator: bool
     module_may_skip: bool
     wants_outputs: bool
+    savers: tuple[Any, ...]
+    fetch_wrappers: tuple[Callable[[Any], Any], ...]
     accumulate: int
     full_divisor: bool
     transfer: Callable[[Any, int], Any] | None
@@ -71,8 +74,15 @@ def build(run: Run) -> Plan:
     automatic = module.automatic_optimization
     optimizer = run.optimizers[0] if run.optimizers else None
     user = user_step(run, "training_step")
+    vetoes = vetoes_of(run) if automatic else ()
     overridden_step = overrides(module, "optimizer_step")
-    closure = automatic and (overridden_step or opt.needs_closure(optimizer))
+    needs_closure = automatic and opt.needs_closure(optimizer)
+    if needs_closure and run.trainer.accumulate_grad_batches != 1:
+        raise UserCodeError(
+            f"accumulate_grad_batches={run.trainer.accumulate_grad_batches}: {type(optimizer).__name__} evaluates a "
+            "batch's loss several times in a step, so no window can be accumulated; leave it out, or use larger batches"
+        )
+    closure = needs_closure or (automatic and overridden_step)
     kind = step.manual_step if not automatic else step.closure_step if closure else step.plain_step
     if config.detect_anomaly:
         kind = partial(step.anomaly_step, kind)
@@ -82,11 +92,13 @@ def build(run: Run) -> Plan:
         hooks=hooks,
         automatic=automatic,
         step=kind,
-        training_step=user.call,
+        training_step=with_vetoes(run, user.call, vetoes) if vetoes else user.call,
+        fetch_wrappers=fetch_wrappers_of(run),
         wants_batch_idx=user.wants_batch_idx,
         takes_iterator=user.takes_iterator,
         module_may_skip=overrides(module, "on_train_batch_start"),
         wants_outputs=wants_outputs(run),
+        savers=savers_of(run),
         accumulate=run.trainer.accumulate_grad_batches,
         full_divisor=config.switches.accumulation_tail_full_divisor,
         transfer=transfer_of(run),
@@ -104,6 +116,19 @@ def build(run: Run) -> Plan:
         logs=bool(run.trainer.log_every_n_steps),
         optimizer=optimizer,
     )
+
+
+def fetch_wrappers_of(run: Run) -> tuple[Callable[[Any], Any], ...]:
+    """What callbacks put around the training batches of an epoch: `wrap_fetches(batches)`, where they have it."""
+    found = (getattr(callback, "wrap_fetches", None) for callback in run.trainer.callbacks)
+    return tuple(wrap for wrap in found if callable(wrap))
+
+
+def savers_of(run: Run) -> tuple[Any, ...]:
+    """The callbacks that save when all else about a batch or an epoch is done."""
+    if run.config.switches.saves_within_hooks:
+        return ()
+    return tuple(callback for callback in run.trainer.callbacks if is_saver(callback))
 
 
 def wants_outputs(run: Run) -> bool:

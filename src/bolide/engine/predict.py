@@ -50,7 +50,11 @@ def predict(run: Run, hooks: Hooks, data: EvalData, open_data: Callable[[], None
                     hook(batch, batch_idx, *which)
                 log.scope = OVERRIDES["predict_step"]
                 if user.takes_iterator:
-                    output = user.call(batch)
+                    try:
+                        output = user.call(batch)
+                    except StopIteration:  # the step drew more than there was
+                        log.scope = None
+                        break
                 else:
                     args = (batch, batch_idx) if user.wants_batch_idx else (batch,)
                     output = user.call(*args, *(which if user.wants_loader_idx else ()))

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 import time
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from bolide.core.hooks import Receivers
 from bolide.core.messages import info
+from bolide.core.phases import Phases
 from bolide.core.progress import Progress
 from bolide.core.schedule import Every
 from bolide.core.states import TrainerState
+from bolide.engine.signals import SignalWatch
 from bolide.log import Log
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ class EvalData:
         self.sources: list[Source] = []
         self.steps_logged: dict[int, int] = {}
         self.loaded_epoch = -1
+        self.saved_place: dict[str, Any] | None = None
 
     @property
     def counts(self) -> list[float]:
@@ -50,7 +54,8 @@ class Run:
         "version", "optimizers", "proxies", "schedulers", "train_given", "train_loaders", "train", "val", "evals",
         "validation_enabled", "validated_this_epoch", "validation_names", "stepped_in_batch",
         "val_timer_s", "val_every", "started_s", "restored", "loops_state", "predictions", "results", "said_min",
-        "train_loaded_epoch", "pending",
+        "train_loaded_epoch", "saved", "boundary", "saver", "signals", "owes_validation", "phases",
+        "starts_over", "live", "run_id",
     )  # fmt: skip
 
     def __init__(self, trainer: Any, module: Any, datamodule: Any, progress: Progress, log: Log) -> None:
@@ -82,14 +87,23 @@ class Run:
         self.val_every = Every(1.0, "share")
         self.started_s = time.monotonic()
         self.restored = False
-        self.pending: dict[str, Any] | None = None
+        self.saved: dict[str, Any] | None = None
+        self.boundary: tuple[str, bool] | None = None
+        self.saver: Any = None
+        self.owes_validation = False
+        self.phases = Phases()
+        self.signals = SignalWatch(trainer.queue)
+        self.starts_over = False
+        self.live = False
+        self.run_id = uuid.uuid4().hex
         self.predictions: list[list[Any]] = []
         self.results: list[dict[str, float]] = []
         self.said_min = False
 
     def receivers(self) -> Receivers:
         """Who listens to hooks."""
-        return Receivers(self.trainer, self.module, self.datamodule, list(self.trainer.callbacks))
+        apart = self.state.fn == "fit" and not self.config.switches.saves_within_hooks
+        return Receivers(self.trainer, self.module, self.datamodule, list(self.trainer.callbacks), apart)
 
     # ------------------------------------------------------------------ counts
 
@@ -146,13 +160,18 @@ class Run:
         """Whether the metric `name` is one that validation logs."""
         return name in self.validation_names
 
+    def epoch_validates(self) -> bool:
+        """Whether the running epoch is one of those that validate."""
+        per_epoch = self.config.check_val_every_n_epoch
+        return per_epoch is None or (self.progress.epoch + 1) % per_epoch == 0
+
     def validation_due(self, last: bool) -> bool:
         """Whether validation runs after the batch that was just committed."""
         config, progress, every = self.config, self.progress, self.val_every
         if not self.validation_enabled:
             return False
         per_epoch = config.check_val_every_n_epoch
-        if per_epoch is not None and (progress.epoch + 1) % per_epoch != 0:
+        if not self.epoch_validates():
             return False
         if self.stops_now():
             return True

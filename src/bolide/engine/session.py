@@ -7,16 +7,18 @@ the Trainer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bolide.checkpoint import io, store
+from bolide.checkpoint.digest import About
 from bolide.checkpoint.file import read_checkpoint
 from bolide.checkpoint.state import collect, keyed, restore_module, restore_training
 from bolide.core.errors import UserCodeError
 from bolide.core.hooks import Hooks, overrides, resolve
-from bolide.core.messages import PossibleUserWarning, warn, warn_once
+from bolide.core.messages import PossibleUserWarning, info, warn, warn_once
 from bolide.core.progress import Progress
 from bolide.core.states import RunningStage, TrainerStatus
 from bolide.engine import fit as fit_loop
@@ -24,6 +26,9 @@ from bolide.engine import plan as plans
 from bolide.engine.evaluate import evaluate
 from bolide.engine.optimizers import LightningOptimizer, check_schedulers, parse_optimizers
 from bolide.engine.predict import predict
+from bolide.engine.resume import restore_run, saved_run
+from bolide.engine.signals import error_of
+from bolide.secrets import hide
 
 if TYPE_CHECKING:
     from bolide.engine.run import Run
@@ -36,7 +41,7 @@ STAGES = {
 }
 
 
-def stepwise(run: Run, ckpt_path: str | None) -> Iterator[Progress]:
+def stepwise(run: Run, ckpt_path: str | None) -> Generator[Progress, None, None]:
     """A fit, batch by batch. Closing it before its end runs the end hooks, and the loggers hear "interrupted"."""
     try:
         open_fit(run, ckpt_path)
@@ -48,11 +53,15 @@ def stepwise(run: Run, ckpt_path: str | None) -> Iterator[Progress]:
             close(run, run.plan.hooks, "fit", "interrupted")
             raise
         close(run, run.plan.hooks, "fit", "success")
+        mark_finished(run)
     except GeneratorExit:
         raise
     except BaseException as error:
-        fail(run, error)
-        raise
+        end = error_of(run, error)
+        fail(run, end)
+        if end is error:
+            raise
+        raise end from error
 
 
 def run_evaluation(run: Run, name: str, limit: float | None, ckpt_path: str | None) -> list[dict[str, float]]:
@@ -96,6 +105,7 @@ def run_prediction(run: Run, limit: float | None, ckpt_path: str | None, keep: b
 def attach(run: Run, stage: str) -> None:
     """Connects module, datamodule and callbacks with the run, and lets the module add callbacks."""
     trainer, module = run.trainer, run.module
+    run.live = True
     run.state.status = TrainerStatus.RUNNING
     run.state.stage = STAGES[stage]
     module._attach(trainer, run)
@@ -105,9 +115,14 @@ def attach(run: Run, stage: str) -> None:
         more = module.configure_callbacks()
         more = list(more) if isinstance(more, (list, tuple)) else [more]
         trainer._merge_callbacks(more)
-    for callback in trainer.callbacks:
-        callback.log = module.log
-        callback.log_dict = module.log_dict
+    attach_callbacks(run)
+
+
+def attach_callbacks(run: Run) -> None:
+    """Gives the callbacks the module's logging."""
+    for callback in run.trainer.callbacks:
+        callback.log = run.module.log
+        callback.log_dict = run.module.log_dict
 
 
 def set_up(run: Run) -> None:
@@ -118,6 +133,8 @@ def set_up(run: Run) -> None:
             owner.prepare_data()
     for logger in run.trainer.loggers:
         _ = getattr(logger, "experiment", None)  # an experiment is opened here, before anything is logged
+        if run.starts_over and hasattr(logger, "start_over"):
+            logger.start_over()
     for hook in resolve(run.receivers(), run.log).setup:
         hook(run.state.fn)
     if overrides(module, "configure_sharded_model"):
@@ -138,7 +155,6 @@ def open_fit(run: Run, ckpt_path: str | None) -> None:
     attach(run, "fit")
     if not module.automatic_optimization:
         refuse_manual_settings(run)
-    dry_collect(run)
     set_up(run)
     checkpoint = None
     if ckpt_path is not None:
@@ -155,9 +171,12 @@ def open_fit(run: Run, ckpt_path: str | None) -> None:
     log_hyperparams(run)
     if checkpoint is not None and ckpt_path is not None:
         restore_training(run, checkpoint, ckpt_path)
+        info(f"Going on from {ckpt_path}: epoch {run.progress.epoch}, step {run.progress.step}.")
+        restore_run(run, checkpoint.get("bolide"))
         del checkpoint
     if run.version != run.plan.version or run.restored:
         run.plan = plans.build(run)
+    dry_collect(run)
     warn_eval_mode(run)
     module.zero_grad()
     fit_loop.sanity_check(run)
@@ -172,6 +191,7 @@ def open_other(run: Run, stage: str, ckpt_path: str | None) -> Hooks:
     set_up(run)
     if ckpt_path is not None:
         restore_module(run, read_checkpoint(ckpt_path), ckpt_path, fitting=False)
+        info(f"The weights are those of {ckpt_path}.")
     run.precision.convert_module(module)
     run.strategy.prepare(module, None)
     log_hyperparams(run)
@@ -296,7 +316,7 @@ def log_hyperparams(run: Run) -> None:
                 found |= part
     for logger in trainer.loggers:
         if found is not None:
-            logger.log_hyperparams(found)
+            logger.log_hyperparams(hide(found))
         logger.log_graph(run.module)
         logger.save()
 
@@ -324,7 +344,10 @@ def dry_collect(run: Run) -> None:
 
 def checkpoint_of(run: Run, weights_only: bool) -> dict[str, Any]:
     """What a checkpoint of the run holds now."""
-    return collect(run, weights_only)
+    checkpoint = collect(run, weights_only)
+    if not weights_only:
+        checkpoint["bolide"] |= saved_run(run)
+    return checkpoint
 
 
 # ---------------------------------------------------------------------- closing
@@ -344,21 +367,42 @@ def close(run: Run, hooks: Hooks, stage: str, status: str) -> None:
     release(run)
 
 
+def mark_finished(run: Run) -> None:
+    """Leaves word beside the checkpoints that this run came to its end, so that "auto" does not go on from it."""
+    trainer, progress = run.trainer, run.progress
+    clocks = [getattr(callback, "time_remaining", None) for callback in trainer.callbacks]
+    out_of_time = any(clock is not None and (clock() or 0) < 0 for clock in clocks)
+    unwanted = trainer.fast_dev_run or run.config.switches.leaves_no_mark_of_the_end
+    if unwanted or not trainer.is_global_zero or out_of_time:
+        return
+    for callback in trainer.checkpoint_callbacks:
+        folder = getattr(callback, "dirpath", None)
+        if folder and io.is_dir(folder):
+            about = About(step=progress.step, batches=progress.total_batches, run_id=run.run_id)
+            store.mark_finished(str(folder), about)
+
+
 def fail(run: Run, error: BaseException) -> None:
     """The end by an exception: the hooks for it, the loggers; the user's teardown hooks do not run."""
     run.state.status = TrainerStatus.INTERRUPTED
     run.log.scope = None
-    for hook in resolve(run.receivers(), run.log).on_exception:
-        # the datamodule is told the exception alone, callbacks are bound to trainer and module
-        hook(error)
-    stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
-    for logger in run.trainer.loggers:
-        logger.finalize("interrupted" if stopped else "failed")
-    release(run)
+    try:
+        for hook in resolve(run.receivers(), run.log).on_exception:
+            # the datamodule is told the exception alone, callbacks are bound to trainer and module
+            try:
+                hook(error)
+            except Exception as second:  # noqa: BLE001  # the first is raised, and the others must hear of it, too
+                warn(f"on_exception raised {second!r} while {error!r} was told.", stacklevel=3)
+        stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
+        for logger in run.trainer.loggers:
+            logger.finalize("interrupted" if stopped else "failed")
+    finally:
+        release(run)
 
 
 def release(run: Run) -> None:
     """Lets go of what a run holds, so that its memory is free before the next."""
+    run.live = False
     run.log.close_batch()
     run.log.to_cpu()
     run.state.stage = None

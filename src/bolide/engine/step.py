@@ -49,8 +49,8 @@ def plain_step(run: Run, batch: Any, batch_idx: int, last: bool) -> Any:
         for hook in hooks.on_before_backward:
             hook(loss)
         if plan.backward is None:
-            if not loss.requires_grad:
-                raise no_gradient()
+            if not loss.requires_grad or loss.dim():
+                check_loss(loss)
             loss.backward()
         else:
             plan.backward(loss)
@@ -110,8 +110,8 @@ def closure_step(run: Run, batch: Any, batch_idx: int, last: bool) -> Any:
                 for hook in hooks.on_before_backward:
                     hook(loss)
                 if plan.backward is None:
-                    if not loss.requires_grad:
-                        raise no_gradient()
+                    if not loss.requires_grad or loss.dim():
+                        check_loss(loss)
                     loss.backward()
                 else:
                     plan.backward(loss)
@@ -242,9 +242,20 @@ def loss_of(output: Any) -> Tensor | None:
     )
 
 
-def no_gradient() -> UserCodeError:
-    """The error for a loss that no parameter had a part in."""
-    return UserCodeError(
+def check_loss(loss: Tensor) -> None:
+    """Refuses a loss that cannot be gone back from.
+
+    Raises:
+        UserCodeError: several elements, or no parameter had a part in it.
+    """
+    if loss.numel() != 1:
+        raise UserCodeError(
+            f"The loss that `training_step` returned has the shape {tuple(loss.shape)}; return one number, such as "
+            "loss.mean()"
+        )
+    if loss.requires_grad:
+        return
+    raise UserCodeError(
         "The loss that `training_step` returned has no gradient: no trainable parameter had a part in it. Compute it "
         "from the module's output without .detach(), .item() or torch.no_grad(), and see that some parameter has "
         "requires_grad=True"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from bolide.core.lazy import submodule
+
 _HOME = {
     "CSVLogger": "csv_logs",
     "DummyLogger": "logger",
@@ -28,6 +30,9 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     if name not in _NOT_BUILT:
+        found = submodule(__name__, name)
+        if found is not None:
+            return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     text = f"{name} is not in this version of Bolide. Instead, {_NOT_BUILT[name]}."
     # `from ... import name` asks through this function of the import system, and keeps the text of an ImportError only

@@ -74,6 +74,14 @@ class ExperimentWriter:
                 os.fsync(file.fileno())
         self.metrics = []
 
+    def truncate(self, rows: int) -> None:
+        """Drops all rows after the first `rows`."""
+        self.save()
+        kept = self._read() if io.exists(self.metrics_file_path) else []
+        if len(kept) > rows:
+            self._rewrite(kept[:rows])
+        self._rows = min(rows, len(kept))
+
     def _text(self, rows: Iterable[Mapping[str, Any]], header: bool) -> str:
         text = text_io.StringIO()
         writer = csv.DictWriter(text, fieldnames=self.metrics_keys, lineterminator="\n")
@@ -185,6 +193,20 @@ class CSVLogger(Logger):
     def finalize(self, status: str) -> None:
         """Writes the rows that wait; the run is over."""
         self.save()
+
+    def position(self) -> dict[str, Any]:
+        """The number of rows, all written."""
+        self.save()
+        return {"rows": self.experiment._rows}
+
+    def start_over(self) -> None:
+        """Drops all rows."""
+        self.experiment.truncate(0)
+
+    def go_on(self, position: dict[str, Any]) -> None:
+        """Drops the rows that were logged after `position`."""
+        if "rows" in position:
+            self.experiment.truncate(int(position["rows"]))
 
 
 __all__ = ["CSVLogger", "ExperimentWriter"]

@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 
 from bolide.checkpoint import io
+from bolide.core.text import printable
+from bolide.secrets import hide
 
 HPARAMS_FILE = "hparams.yaml"
 JOIN = "-"
@@ -44,14 +46,14 @@ def root_folder(save_dir: str, name: str | None) -> str:
 
 
 def as_dict(params: Mapping[str, Any] | Namespace | Any | None) -> dict[str, Any]:
-    """Hyperparameters as a dictionary, from a mapping, a Namespace or a dataclass."""
+    """Hyperparameters as a dictionary, from a mapping, a Namespace or a dataclass; secrets are hidden."""
     if params is None:
         return {}
     if isinstance(params, Mapping):
-        return {str(key): value for key, value in params.items()}
+        return hide({str(key): value for key, value in params.items()})
     if dataclasses.is_dataclass(params) and not isinstance(params, type):
-        return {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    return dict(vars(params))
+        return hide({field.name: getattr(params, field.name) for field in dataclasses.fields(params)})
+    return hide(dict(vars(params)))
 
 
 def readable(value: Any) -> Any:
@@ -84,8 +86,8 @@ def readable(value: Any) -> Any:
 
 
 def write_hparams(folder: str, hparams: Mapping[str, Any]) -> None:
-    """Writes `hparams.yaml`, readable with `yaml.safe_load`: no object is named in it."""
-    text = yaml.safe_dump(readable(hparams), sort_keys=False, allow_unicode=True)
+    """Writes `hparams.yaml`, readable with `yaml.safe_load`: no object is named in it, and no secret shown."""
+    text = yaml.safe_dump(readable(hide(hparams)), sort_keys=False, allow_unicode=True)
     io.write_atomically(io.join(folder, HPARAMS_FILE), lambda file: file.write(text.encode()))
 
 
@@ -103,8 +105,9 @@ def flatten(params: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
 
 
 def with_prefix(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """`metrics` with `prefix` and a dash in front of each name, where there is a prefix."""
-    return {f"{prefix}{JOIN}{name}": value for name, value in metrics.items()} if prefix else dict(metrics)
+    """`metrics` with `prefix` and a dash in front of each name, where there is one; control characters escaped."""
+    front = f"{prefix}{JOIN}" if prefix else ""
+    return {printable(f"{front}{name}"): value for name, value in metrics.items()}
 
 
 def expanded(path: str | os.PathLike[str]) -> str:

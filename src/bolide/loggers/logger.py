@@ -52,6 +52,18 @@ class Logger(ABC):
         """The run ends: "success", "failed" or "interrupted"."""
         self.save()
 
+    def position(self) -> dict[str, Any]:
+        """Where the history stands, all of it written out, as plain data for `go_on`; empty where none is kept."""
+        return {}
+
+    def go_on(self, position: dict[str, Any]) -> None:
+        """Drops what was logged after `position`: the run goes on from there, and logs it again."""
+        return None
+
+    def start_over(self) -> None:
+        """Drops all that earlier attempts of this run logged: it was to go on, and there is nothing to go on from."""
+        return None
+
     def after_save_checkpoint(self, checkpoint_callback: Checkpoint) -> None:
         """A checkpoint was committed by `checkpoint_callback`."""
         return None

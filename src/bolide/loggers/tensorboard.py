@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
+EVENTS = ".tfevents."
+"""What the names of event files have in common."""
+
+
 class TensorBoardLogger(Logger):
     """Logs to `save_dir/name/version_N/events.out.tfevents.*` and `hparams.yaml`.
 
@@ -248,6 +252,35 @@ def _primitive(value: Any) -> Any:
     if isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)
+
+    def position(self) -> dict[str, Any]:
+        """The sizes of the event files in bytes, all events written."""
+        if env.rank() != 0 or io.is_remote(self.log_dir):
+            return {}
+        self.experiment.flush()
+        names = [name for name in io.list_dir(self.log_dir) if EVENTS in name]
+        return {"files": {name: os.path.getsize(io.join(self.log_dir, name)) for name in names}}
+
+    def start_over(self) -> None:
+        """Removes the event files of earlier attempts."""
+        self.go_on({"files": {}})
+
+    def go_on(self, position: dict[str, Any]) -> None:
+        """Cuts the event files at their sizes of then, and removes those that later attempts began.
+
+        The file that this process writes stays; files of other folders are not looked at.
+        """
+        if env.rank() != 0 or "files" not in position or io.is_remote(self.log_dir):
+            return
+        self.experiment.flush()
+        own = os.path.basename(str(self.experiment._get_file_writer().event_writer._file_name))
+        for name in io.list_dir(self.log_dir):
+            if EVENTS not in name or name == own:
+                continue
+            if name in position["files"]:
+                os.truncate(io.join(self.log_dir, name), int(position["files"][name]))
+            else:
+                io.remove(io.join(self.log_dir, name))
 
 
 def _require_tensorboard() -> None:

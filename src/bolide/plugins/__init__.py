@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bolide.core.errors import did_you_mean
+from bolide.core.lazy import submodule
 from bolide.plugins.io import CheckpointIO, TorchCheckpointIO
 from bolide.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 
@@ -41,4 +42,7 @@ def __getattr__(name: str) -> Any:
         )
     if name in _RENAMED:
         raise AttributeError(f"bolide.plugins.{name} is {_RENAMED[name]} today.")
+    found = submodule(__name__, name)
+    if found is not None:
+        return found
     raise AttributeError(f"module 'bolide.plugins' has no attribute {name!r}." + did_you_mean(name, __all__))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from bolide.core.errors import did_you_mean
+from bolide.core.lazy import submodule
 from bolide.strategies.strategy import SingleDeviceStrategy, Strategy
 
 __all__ = ["SingleDeviceStrategy", "Strategy"]
@@ -49,4 +50,7 @@ def __getattr__(name: str) -> Any:
             f"bolide.strategies.{name} runs many processes, which are not built in this version of Bolide; "
             "SingleDeviceStrategy is there"
         )
+    found = submodule(__name__, name)
+    if found is not None:
+        return found
     raise AttributeError(f"module 'bolide.strategies' has no attribute {name!r}." + did_you_mean(name, __all__))

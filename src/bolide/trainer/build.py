@@ -26,6 +26,7 @@ from bolide.core.config import (
 )
 from bolide.core.errors import ConfigError, MisconfigurationException, did_you_mean
 from bolide.core.messages import warn
+from bolide.plugins.environments import SLURMEnvironment
 from bolide.precision import Precision
 from bolide.strategies import resolve_strategy
 from bolide.strategies.strategy import Strategy
@@ -54,6 +55,7 @@ class Parts:
     strategy: Strategy
     precision: Precision
     checkpoint_io: Any
+    queue: Any
     added_callbacks: list[Any]
     resume_from: str | None
 
@@ -82,8 +84,9 @@ def build(arguments: dict[str, Any], old: Mapping[str, Any]) -> Parts:
     if wrong:
         raise ConfigError(list(dict.fromkeys(wrong)))
     strategy.open(world.device)
+    queue = plugins.get("queue") or (SLURMEnvironment() if SLURMEnvironment.detect() else None)
     precision = plugins.get("precision") or Precision(config.precision, strategy.root_device)
-    return Parts(filled(config), world, strategy, precision, plugins.get("io"), added, resume_from)
+    return Parts(filled(config), world, strategy, precision, plugins.get("io"), queue, added, resume_from)
 
 
 def _given(name: str, value: Any) -> bool:
@@ -122,6 +125,7 @@ def sort_plugins(config: RunConfig) -> tuple[dict[str, Any], list[str]]:
     wrong: list[str] = []
     for plugin in items:
         kind = "precision" if isinstance(plugin, Precision) else "io" if isinstance(plugin, CheckpointFormat) else None
+        kind = "queue" if callable(getattr(plugin, "requeue", None)) else kind
         if kind is None:
             wrong.append(
                 f"plugins={plugin!r} is not built in this version of Bolide: a Precision or a CheckpointIO can be given"

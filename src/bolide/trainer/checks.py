@@ -23,6 +23,10 @@ def checked_module(trainer: Any, model: Any, fn: str, needed: tuple[str, ...]) -
     from bolide.compat.hooks_args import check_callback, check_module, misspelt_hooks
 
     module = unwrap_compiled(model)
+    if isinstance(model, type):
+        raise MisconfigurationException(
+            f"trainer.{fn} was given the class {model.__name__}; give an object of it: write {model.__name__}(...)"
+        )
     if not isinstance(module, LightningModule):
         raise MisconfigurationException(
             f"trainer.{fn} was given a {type(model).__name__}; give a LightningModule (a subclass of it with "
@@ -63,9 +67,10 @@ def split_data(
             raise MisconfigurationException(f"trainer.{fn} was given two datamodules; leave one of them out")
         loaders, datamodule = None, loaders
     if datamodule is not None:
-        if loaders is not None or val is not None:
+        given = [name for name, value in ((argument, loaders), ("val_dataloaders", val)) if value is not None]
+        if given:
             raise MisconfigurationException(
-                f"trainer.{fn} was given {argument} and a datamodule; leave one of them out"
+                f"trainer.{fn} was given {' and '.join(given)} and a datamodule; leave one of them out"
             )
         if not isinstance(datamodule, LightningDataModule):
             raise MisconfigurationException(
@@ -79,6 +84,6 @@ def unwrap_compiled(model: Any) -> Any:
     inner = getattr(model, "_orig_mod", None)
     if inner is None or not isinstance(inner, LightningModule):
         return model
-    inner.__dict__["forward"] = model.dynamo_ctx(type(inner).forward.__get__(inner))
+    inner.__dict__["_compiled_forward"] = model.dynamo_ctx(type(inner).forward.__get__(inner))
     info("The compiled module runs with its forward compiled; its steps are not.")
     return inner

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bolide.loggers.logger import Logger
     from bolide.module import LightningModule
     from bolide.precision import Precision
+    from bolide.profilers.profiler import Profiler
     from bolide.strategies.strategy import Strategy
     from bolide.world import World
 
@@ -54,6 +55,7 @@ class TrainerProperties(metaclass=RemovedNames):
     should_stop: bool
     stop_reason: str | None
     ckpt_path: str | None
+    ckpt_is_users: bool
     received_sigterm: bool
     datamodule: LightningDataModule | None
     _world: World
@@ -129,7 +131,7 @@ class TrainerProperties(metaclass=RemovedNames):
     @property
     def current_epoch(self) -> int:
         """The running epoch, from 0; after training, the epochs done."""
-        return self.progress.epoch
+        return self.progress.visible_epoch
 
     @property
     def is_last_batch(self) -> bool:
@@ -233,6 +235,13 @@ class TrainerProperties(metaclass=RemovedNames):
     def scaler(self) -> Any:
         """The loss scaler of 16-mixed, or None."""
         return self._precision.scaler
+
+    @property
+    def profiler(self) -> Profiler:
+        """What times named actions: `with trainer.profiler.profile("load"):`. It records nothing in this version."""
+        from bolide.profilers.profiler import PassThroughProfiler
+
+        return PassThroughProfiler()
 
     @property
     def world_size(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bolide.core.text import printable
+
 
 def results_table(results: list[dict[str, float]], stage: str) -> str:
     """The results of all loaders as text: a row a metric, a column a loader.
@@ -14,7 +16,7 @@ def results_table(results: list[dict[str, float]], stage: str) -> str:
     for i, found in enumerate(results):
         for name, value in found.items():
             plain = name.removesuffix(f"/dataloader_idx_{i}")
-            rows.setdefault(plain, [""] * len(results))[i] = f"{value:.6g}"
+            rows.setdefault(printable(plain), [""] * len(results))[i] = f"{value:.6g}"
     if not rows:
         return ""
     several = len(results) > 1

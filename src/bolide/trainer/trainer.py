@@ -10,7 +10,8 @@ import math
 import os
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,10 +19,12 @@ from bolide.checkpoint.file import write_checkpoint
 from bolide.core.config import Checkpointing, Performance, Resilience, RunConfig, Watch
 from bolide.core.errors import ConfigError, MisconfigurationException
 from bolide.core.messages import warn, warn_once
+from bolide.core.phases import SAVING, Phases
 from bolide.core.progress import Progress
 from bolide.core.states import TrainerFn, TrainerState, TrainerStatus
 from bolide.engine import session
 from bolide.engine.run import Run
+from bolide.engine.signals import watched
 from bolide.log import Log
 from bolide.module import LightningModule, refuse_unpickling
 from bolide.trainer import build
@@ -166,6 +169,7 @@ class Trainer(TrainerProperties):
         self._precision = parts.precision
         self._strategy.checkpoint_io = parts.checkpoint_io
         self._resume_from = parts.resume_from
+        self.queue = parts.queue
         self._run: Run | None = None
         self._counts: dict[str, Any] = {"fit": math.inf, "validate": [], "sanity": [], "test": [], "predict": []}
         self._fitted: weakref.ReferenceType[Any] | None = None
@@ -174,6 +178,7 @@ class Trainer(TrainerProperties):
         self.should_stop = False
         self.stop_reason: str | None = None
         self.ckpt_path: str | None = None
+        self.ckpt_is_users = False  # ckpt_path was named by the user, not found by "auto", "last" or "best"
         self.received_sigterm = False
         self.datamodule: LightningDataModule | None = None
         self._default_root_dir = os.fspath(self.config.default_root_dir or os.getcwd())
@@ -184,8 +189,8 @@ class Trainer(TrainerProperties):
         self.callbacks = build.make_callbacks(self.config, parts.added_callbacks)
         for text in self._callback_problems():
             raise ConfigError(text)
-        if self.config.max_epochs is None:
-            warn_once("max_epochs was not given: training ends after 1000 epochs. Write Trainer(max_epochs=...).")
+        self._endless = self.config.max_epochs is None
+        if self._endless:
             self.config = build.replace(self.config, max_epochs=1000)
         self.state.status = TrainerStatus.INITIALIZING
 
@@ -207,15 +212,17 @@ class Trainer(TrainerProperties):
             train_dataloaders: any iterable of batches, a collection of them, or a datamodule.
             val_dataloaders: any iterable of batches, or a collection of them.
             datamodule: in the place of loaders.
-            ckpt_path: a path or URL to go on from, "best" or "last".
+            ckpt_path: a path or URL to go on from, "best", "last", or "auto": what there is to go on from, else a
+                start.
             weights_only: accepted as None or True; Bolide never unpickles code.
 
         Raises:
             MisconfigurationException: the module, loaders or checkpoint cannot be used; the text says what to write.
         """
         run, path = self._open_fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
-        for _ in session.stepwise(run, path):
-            pass
+        with run.signals:
+            for _ in session.stepwise(run, path):
+                pass
 
     def steps(
         self,
@@ -236,7 +243,7 @@ class Trainer(TrainerProperties):
                     break
         """
         run, path = self._open_fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, None)
-        return session.stepwise(run, path)
+        return watched(session.stepwise(run, path), run.signals)
 
     def validate(
         self,
@@ -290,9 +297,11 @@ class Trainer(TrainerProperties):
             ckpt_path: weights to load first: a path or URL, "best" or "last".
             weights_only: accepted as None or True; Bolide never unpickles code.
         """
-        run, path = self._open("predict", model, dataloaders, datamodule, ckpt_path, weights_only)
         keep = return_predictions is not False
-        return session.run_prediction(run, self.config.limit_predict_batches, path, keep)
+        with self._aside():
+            run, path = self._open("predict", model, dataloaders, datamodule, ckpt_path, weights_only)
+            with run.signals:
+                return session.run_prediction(run, self.config.limit_predict_batches, path, keep)
 
     def _open_fit(
         self, model: Any, train: Any, val: Any, datamodule: Any, ckpt_path: Any, weights_only: bool | None
@@ -303,6 +312,14 @@ class Trainer(TrainerProperties):
         another = self._fitted is not None and self._fitted() is not module
         if another and not self.config.switches.refit_continues_counters:
             self.progress = Progress()
+        if self._run is not None and self._run.live:
+            raise MisconfigurationException(
+                "trainer.fit was called while this trainer runs already (trainer.steps that is not ended, or a hook of "
+                "a run); end that first, or make another Trainer"
+            )
+        if self._endless and self.max_epochs == 1000:
+            warn_once("max_epochs was not given: training ends after 1000 epochs. Write Trainer(max_epochs=...).")
+        self.progress.abandon_epoch()
         self._fitted = weakref.ref(module)
         self.should_stop, self.stop_reason = False, None
         if ckpt_path is None and self._resume_from is not None:
@@ -315,6 +332,8 @@ class Trainer(TrainerProperties):
                 "trainer.max_steps higher, or make a new Trainer."
             )
         self.ckpt_path = resolve_ckpt_path(self, "fit", ckpt_path, model_given=True)
+        self.ckpt_is_users = self.ckpt_path is not None and str(ckpt_path) not in ("auto", "last", "best")
+        run.starts_over = ckpt_path is not None and self.ckpt_path is None
         return run, self.ckpt_path
 
     def _open(
@@ -342,14 +361,35 @@ class Trainer(TrainerProperties):
         datamodule: Any,
         weights_only: bool | None,
     ) -> list[dict[str, float]]:
-        run, path = self._open(fn, model, loaders, datamodule, ckpt_path, weights_only)
-        limit = self.config.limit_val_batches if fn == "validate" else self.config.limit_test_batches
-        results = session.run_evaluation(run, fn, limit, path)
+        with self._aside():
+            run, path = self._open(fn, model, loaders, datamodule, ckpt_path, weights_only)
+            limit = self.config.limit_val_batches if fn == "validate" else self.config.limit_test_batches
+            with run.signals:
+                results = session.run_evaluation(run, fn, limit, path)
         if verbose and self.is_global_zero:
             table = results_table(results, fn)
             if table:
                 print(table)
         return results
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What is run within goes beside a run that is open (`steps`, or a hook that evaluates), which then goes on."""
+        outer = self._run if self._run is not None and self._run.live else None
+        kept = (self._log, self.datamodule, self.ckpt_path, replace(self.state))
+        try:
+            yield
+        finally:
+            if outer is not None:
+                self._log, self.datamodule, self.ckpt_path, state = kept
+                self._run = outer
+                self.state.status, self.state.fn, self.state.stage = state.status, state.fn, state.stage
+                outer.module._attach(self, outer)
+                session.attach_callbacks(outer)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_run", "_fitted", "_log")}
+        return {**state, "_run": None, "_fitted": None, "_log": Log()}
 
     def _new_log(self) -> Log:
         saves = {"save_every_s": -1.0} if self.config.switches.loggers_save_each_time else {}
@@ -385,16 +425,30 @@ class Trainer(TrainerProperties):
             raise MisconfigurationException(
                 "trainer.save_checkpoint needs a module: call trainer.fit (or validate, test, predict) first"
             )
-        checkpoint = session.checkpoint_of(run, bool(weights_only))
-        own = self._strategy.checkpoint_io
-        if own is not None:
-            own.save_checkpoint(checkpoint, os.fspath(filepath), storage_options=storage_options)
-        else:
-            write_checkpoint(checkpoint, filepath)
+        with run.phases.within(SAVING):
+            checkpoint = session.checkpoint_of(run, bool(weights_only))
+            own = self._strategy.checkpoint_io
+            if own is not None:
+                own.save_checkpoint(checkpoint, os.fspath(filepath), storage_options=storage_options)
+            else:
+                write_checkpoint(checkpoint, filepath)
 
     def request_stop(self, reason: str) -> None:
         """Ends training after the running batch, once min_epochs and min_steps are met; says why."""
         self.should_stop, self.stop_reason = True, reason
+
+    @property
+    def phases(self) -> Phases:
+        """How long the run was in each of its phases."""
+        return self._run.phases if self._run is not None else Phases()
+
+    def save_and_stop(self, reason: str) -> None:
+        """Ends the running fit at its next step boundary as SIGTERM does: it is saved, and SIGTERMException is raised.
+
+        May be called from any thread.
+        """
+        if self._run is not None:
+            self._run.signals.ask(reason)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Prints on the first process, above the bar where there is one."""

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from bolide.core.errors import did_you_mean
+from bolide.core.lazy import submodule
 
 if TYPE_CHECKING:
     from bolide.data.combined import CombinedLoader
@@ -70,4 +71,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    found = submodule(__name__, name)
+    if found is not None:
+        return found
     raise AttributeError(f"module 'bolide.utilities' has no attribute {name!r}." + did_you_mean(name, _HOMES))

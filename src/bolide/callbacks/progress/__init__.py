@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from bolide.core.lazy import submodule
+
 _HOME = {
     "PlainProgressBar": "plain_progress",
     "ProgressBar": "progress_bar",
@@ -27,5 +29,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name not in _HOME:
+        found = submodule(__name__, name)
+        if found is not None:
+            return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

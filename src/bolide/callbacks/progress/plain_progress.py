@@ -116,12 +116,15 @@ class PlainProgressBar(PacedProgressBar):
             amount = f"{done}/{total} batches ({100 * done / max(total, 1):.0f} %) in {_duration(elapsed_s)}"
         else:
             amount = f"{done} batches in {_duration(elapsed_s)} so far"
+        rate_text = f"{rate:.3g}" if rate < 999.5 else f"{rate:.0f}"
         shown = [f"{name}={_number(value)}" for name, value in (metrics or {}).items() if name != "v_num"]
-        line = ", ".join([f"{self._name[kind]}: {amount} ({_number(float(f'{rate:.3g}'))}/s)", *shown])
+        line = ", ".join([f"{self._name[kind]}: {amount} ({rate_text}/s)", *shown])
         print(line, file=self._stream or sys.stderr, flush=True)
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds:.2f} s"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bolide.callbacks.callback import Callback
 from bolide.core.errors import MisconfigurationException
 from bolide.core.messages import warn_once
+from bolide.core.text import printable
 
 if TYPE_CHECKING:
     from bolide.module import LightningModule
@@ -154,7 +155,7 @@ class ProgressBar(Callback):
                 f"The bar shows {twice[0]!r} by itself, and self.log({twice[0]!r}, ..., prog_bar=True) puts another "
                 "value under that name; use another one."
             )
-        return {**standard, **logged}
+        return {**standard, **{printable(name): value for name, value in logged.items()}}
 
 
 def get_standard_metrics(trainer: Trainer) -> Metrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from bolide.callbacks.progress.rich_columns import MetricsTextColumn
     from bolide.module import LightningModule
     from bolide.trainer.trainer import Trainer
+
+MIN_BAR_WIDTH, MAX_BAR_WIDTH = 10, 40
 
 
 @dataclass
@@ -82,9 +85,11 @@ class RichProgressBar(PacedProgressBar):
         from bolide.callbacks.progress import rich_columns as columns
 
         theme = self.theme
+        width = self._console_kwargs.get("width") or shutil.get_terminal_size().columns
         return [
             TextColumn("[progress.description]{task.description}", style=theme.description),
             columns.CustomBarColumn(
+                bar_width=bar_width(width),
                 complete_style=theme.progress_bar,
                 finished_style=theme.progress_bar_finished,
                 pulse_style=theme.progress_bar_pulse,
@@ -129,7 +134,8 @@ class RichProgressBar(PacedProgressBar):
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Prints above the bars."""
         if self.progress is not None and not kwargs.get("file"):
-            self.progress.console.print(*args, sep=kwargs.get("sep", " "), end=kwargs.get("end", "\n"), markup=False)
+            console, sep, end = self.progress.console, kwargs.get("sep", " "), kwargs.get("end", "\n")
+            console.print(*args, sep=sep, end=end, markup=False, highlight=False, soft_wrap=True)
         else:
             print(*args, **kwargs)
 
@@ -201,3 +207,8 @@ class RichProgressBar(PacedProgressBar):
         if self.progress is not None:
             progress, self.progress = self.progress, None
             progress.stop()
+
+
+def bar_width(console_width: int) -> int:
+    """Columns for the bar itself: the narrower the console, the more of it the metrics need."""
+    return min(MAX_BAR_WIDTH, max(MIN_BAR_WIDTH, console_width // 2 - 30))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
@@ -10,12 +11,14 @@ from tqdm.std import tqdm as _tqdm
 
 from bolide.callbacks.progress.paced import PacedProgressBar
 from bolide.callbacks.progress.progress_bar import Metrics
+from bolide.core.messages import log
 
 if TYPE_CHECKING:
     from bolide.module import LightningModule
     from bolide.trainer.trainer import Trainer
 
 PAD_SIZE = 5
+UNKNOWN_WIDTH = 80  # a terminal that says it has no columns, as under a recorder or in a container
 
 
 class Tqdm(_tqdm):
@@ -33,6 +36,14 @@ class Tqdm(_tqdm):
             text = text if "." in text or len(text) >= PAD_SIZE else text + "."
             return text.ljust(PAD_SIZE, "0")
         return str(_tqdm.format_num(n)) if isinstance(n, (int, float)) else str(n)
+
+    @property
+    def format_dict(self) -> Any:
+        """What the line is made of; tqdm itself would show nothing where the width is 0."""
+        parts = super().format_dict
+        if parts["ncols"] == 0:
+            parts["ncols"] = UNKNOWN_WIDTH
+        return parts
 
 
 class TQDMProgressBar(PacedProgressBar):
@@ -159,6 +170,7 @@ class TQDMProgressBar(PacedProgressBar):
             "test": self.init_test_tqdm,
             "predict": self.init_predict_tqdm,
         }[kind]
+        log.addFilter(self._make_room)
         self._bars[kind] = make()
 
     def _restart(self, kind: str, description: str, total: float, done: int) -> None:
@@ -182,6 +194,15 @@ class TQDMProgressBar(PacedProgressBar):
         bar = self._bars.pop(kind, None)
         if bar is not None:
             bar.close()
+        if not self._bars:
+            log.removeFilter(self._make_room)
+
+    def _make_room(self, record: logging.LogRecord) -> bool:
+        """Clears the bars' lines before a note is written there; they come back below it when they are next drawn."""
+        for bar in self._bars.values():
+            if not bar.disable:
+                bar.clear()
+        return True
 
     def _close_all(self) -> None:
         for kind in list(self._bars):

@@ -1,14 +1,16 @@
-"""Cluster environments. There are none yet: a run is one process, and its rank is read in core/env.py."""
+"""Cluster environments: SLURM's queue. A run is one process, and its rank is read in core/env.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from bolide.plugins.environments.slurm import SLURMEnvironment
+
 _NAMES = (
     "ClusterEnvironment", "KubeflowEnvironment", "LSFEnvironment", "LightningEnvironment", "MPIEnvironment",
-    "SLURMEnvironment", "TorchElasticEnvironment", "XLAEnvironment",
+    "TorchElasticEnvironment", "XLAEnvironment",
 )  # fmt: skip
-__all__: list[str] = []
+__all__ = ["SLURMEnvironment"]
 
 
 def __getattr__(name: str) -> Any:

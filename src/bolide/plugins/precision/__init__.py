@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from bolide.core.errors import ConfigError
+from bolide.core.lazy import submodule
 from bolide.precision import Precision
 
 __all__ = ["DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision"]
@@ -57,6 +58,9 @@ _RENAMED = {"PrecisionPlugin": "Precision", "MixedPrecisionPlugin": "MixedPrecis
 def __getattr__(name: str) -> Any:
     if name in _RENAMED:
         raise AttributeError(f"bolide.plugins.precision.{name} is {_RENAMED[name]} today.")
+    found = submodule(__name__, name)
+    if found is not None:
+        return found
     raise AttributeError(
         f"module 'bolide.plugins.precision' has no attribute {name!r}. There are: {', '.join(__all__)}."
     )
