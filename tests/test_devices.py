@@ -1,4 +1,4 @@
-"""The same fit on each kind of device: the weights are those of the CPU, and the checkpoint opens without the device."""
+"""The same fit on each kind of device: the weights are those of the CPU, the checkpoint opens without the device."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bolide as pl
 
+MPS = torch.backends.mps.is_available()
 DEVICES = [
     "cpu",
     pytest.param(
@@ -15,7 +16,7 @@ DEVICES = [
     ),
     pytest.param(
         "mps",
-        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.backends.mps.is_available(), reason="needs an MPS device")],
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not MPS, reason="needs an MPS device")],
     ),
 ]
 

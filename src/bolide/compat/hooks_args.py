@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import SequenceMatcher
 from typing import Any
 
-_ARGPARSE = "Write the arguments out, read them with argparse of your own, or use LightningCLI."
+_ARGPARSE = "Write the arguments out, or read them with argparse of your own."
 _PROPERTY = "it is trainer.{0} today."
 
 REMOVED_TRAINER_ATTRIBUTES: dict[str, str] = {
-    "tune": "write: Tuner(trainer).lr_find(model) or Tuner(trainer).scale_batch_size(model) (bolide.tuner).",
+    "tune": "Lightning 2 has Tuner(trainer) for it, which this version of Bolide does not build yet.",
     "add_argparse_args": _ARGPARSE,
     "from_argparse_args": _ARGPARSE,
     "parse_argparser": _ARGPARSE,

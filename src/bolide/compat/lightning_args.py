@@ -60,10 +60,12 @@ ROWS: dict[str, Row] = _table(
         to.progress_bar_refresh_rate),
     Row("process_position", "callbacks=[TQDMProgressBar(process_position=N)]", to.process_position),
     Row("auto_lr_find", "Tuner(trainer).lr_find(model)", to.refuse_unless_off(
-        "Write: Tuner(trainer).lr_find(model) before trainer.fit(model), or callbacks=[LearningRateFinder()].",
+        "Lightning 2 has Tuner(trainer).lr_find(model), which this version of Bolide does not build yet: leave the "
+        "argument out and set the learning rate yourself.",
         "auto_lr_find"), "error"),
     Row("auto_scale_batch_size", "Tuner(trainer).scale_batch_size(model)", to.refuse_unless_off(
-        "Write: Tuner(trainer).scale_batch_size(model) before trainer.fit(model), or callbacks=[BatchSizeFinder()].",
+        "Lightning 2 has Tuner(trainer).scale_batch_size(model), which this version of Bolide does not build yet: "
+        "leave the argument out and set the batch size yourself.",
         "auto_scale_batch_size"), "error"),
     Row("truncated_bptt_steps", "manual optimization", to.refuse_unless_off(
         "Set self.automatic_optimization = False and split the sequence in training_step, with one "
@@ -72,7 +74,9 @@ ROWS: dict[str, Row] = _table(
     Row("replace_sampler_ddp", "use_distributed_sampler=", to.rename("use_distributed_sampler")),
     Row("multiple_trainloader_mode", "CombinedLoader(loaders, mode=...)", to.multiple_trainloader_mode, "error"),
     Row("stochastic_weight_avg", "callbacks=[StochasticWeightAveraging(swa_lrs=1e-2)]", to.refuse_unless_off(
-        "Write: callbacks=[StochasticWeightAveraging(swa_lrs=1e-2)].", "stochastic_weight_avg"), "error"),
+        "Lightning 2 has callbacks=[StochasticWeightAveraging(swa_lrs=1e-2)], which this version of Bolide does not "
+        "build yet: leave the argument out, or average with torch.optim.swa_utils.AveragedModel.",
+        "stochastic_weight_avg"), "error"),
     Row("track_grad_norm", "self.log_dict(grad_norm(self, p)) in on_before_optimizer_step", to.track_grad_norm),
     Row("terminate_on_nan", "detect_anomaly=True", to.terminate_on_nan, "approximate",
         "detect_anomaly raises where the backward pass makes a NaN, and is slower."),
