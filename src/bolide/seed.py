@@ -99,17 +99,37 @@ def pl_worker_init_function(worker_id: int, rank: int | None = None) -> None:
     random.seed(int(for_python.generate_state(1, dtype=np.uint64)[0]))
 
 
-def rng_state() -> dict[str, Any]:
-    """The states of the global generators of python, numpy and torch (all started devices), as plain data."""
-    version, words, gauss = random.getstate()
-    name, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+def generators(include_cuda: bool = True) -> tuple[Any, ...]:
+    """The states of the global generators as they are: for a way back within this process; `rng_state` is for files."""
+    cuda = torch.cuda.get_rng_state_all() if include_cuda and torch.cuda.is_initialized() else None
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+
+
+def set_generators(states: tuple[Any, ...]) -> None:
+    """Puts the global generators at states of `generators`."""
+    python, numpy, cpu, cuda = states
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+
+
+def rng_state(states: tuple[Any, ...] | None = None) -> dict[str, Any]:
+    """The states of the global generators of python, numpy and torch (all started devices), as plain data.
+
+    Args:
+        states: what `generators` gave earlier; without it, the states of now.
+    """
+    (version, words, gauss), numpy, cpu, cuda = states if states is not None else generators()
+    name, keys, place, has_gauss, cached = numpy
     state: dict[str, Any] = {
         "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
         "numpy": [name, torch.from_numpy(np.asarray(keys).astype(np.int64)), place, has_gauss, cached],
-        "torch": torch.get_rng_state(),
+        "torch": cpu,
     }
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
+    if cuda is not None:
+        state["cuda"] = cuda
     return state
 
 
@@ -131,16 +151,11 @@ def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
     Args:
         include_cuda: whether the generators of CUDA devices are put back too. CUDA is not started for that.
     """
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if include_cuda and torch.cuda.is_initialized() else None
+    states = generators(include_cuda)
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
-        elif include_cuda and torch.cuda.is_initialized():
+        set_generators(states)
+        if states[-1] is None and include_cuda and torch.cuda.is_initialized():
             # The block started CUDA, whose generators begin at torch's seed.
             torch.cuda.manual_seed_all(torch.initial_seed())

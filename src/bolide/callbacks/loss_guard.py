@@ -6,12 +6,10 @@ Who calls: the engine asks `vetoes_loss` with each loss, before the backward pas
 
 from __future__ import annotations
 
-import random
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +17,7 @@ from bolide.callbacks.callback import Callback
 from bolide.core.errors import ConfigError, UserCodeError
 from bolide.core.hooks import internal
 from bolide.core.messages import warn
+from bolide.seed import generators, set_generators
 
 if TYPE_CHECKING:
     from bolide.module import LightningModule
@@ -113,10 +112,7 @@ class LossGuard(Callback):
         self._batch_idx = batch_idx
         if self.policy == "raise":
             return
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        self._start = (
-            random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda, buffers_of(pl_module),
-        )  # fmt: skip
+        self._start = generators(), buffers_of(pl_module)
         if self.every_n_steps is not None and batch_idx % trainer.accumulate_grad_batches == 0:
             if self._kept is None or trainer.global_step - self._kept["step"] >= self.every_n_steps:
                 self._keep(trainer, pl_module)
@@ -158,12 +154,8 @@ class LossGuard(Callback):
     def _go_to_batch_start(self, pl_module: LightningModule, buffers: bool) -> None:
         if self._start is None:
             return
-        python, numpy, cpu, cuda, kept = self._start
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+        states, kept = self._start
+        set_generators(states)
         if buffers:
             set_buffers(pl_module, kept)
 

@@ -5,18 +5,18 @@ Owns the one file and the moment; what is in it is collected and written by `tra
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from bolide.callbacks.checkpoint import Checkpoint
+from bolide.callbacks.loss_guard import buffers_of, set_buffers
 from bolide.checkpoint import io
 from bolide.core.errors import ConfigError
 from bolide.core.hooks import internal
 from bolide.core.messages import info, warn
+from bolide.seed import generators, set_generators
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -94,9 +94,7 @@ class OnExceptionCheckpoint(Checkpoint):
         self._keep(trainer, pl_module)
 
     def _keep(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        buffers = {name: buffer.clone() for name, buffer in pl_module.named_buffers()}
-        self._boundary = (random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda, buffers)
+        self._boundary = generators(), buffers_of(pl_module)
         self._batches = trainer.progress.total_batches
         self._changed = ""
 
@@ -147,13 +145,6 @@ class OnExceptionCheckpoint(Checkpoint):
 
     def _go_to_boundary(self, pl_module: LightningModule) -> None:
         assert self._boundary is not None
-        python, numpy, cpu, cuda, buffers = self._boundary
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
-        with torch.no_grad():
-            for name, buffer in pl_module.named_buffers():
-                if name in buffers and buffers[name].shape == buffer.shape:
-                    buffer.copy_(buffers[name])
+        states, buffers = self._boundary
+        set_generators(states)
+        set_buffers(pl_module, buffers)

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from bolide.data.loaders import Source
-from bolide.seed import rng_state
+from bolide.seed import generators
 
 
 def batches(
@@ -51,14 +51,14 @@ class Ahead:
 
     def __init__(self, source: Source, iterator: Iterator[Any]) -> None:
         self.source, self.iterator = source, iterator
-        self.before: dict[str, Any] | None = None
+        self.before: tuple[Any, ...] | None = None  # as `seed.generators` gives it
         self.position: dict[str, Any] | None = None
 
     def __iter__(self) -> Ahead:
         return self
 
     def __next__(self) -> Any:
-        self.before = rng_state()
+        self.before = generators()
         self.position = self.source.position()
         return next(self.iterator)
 

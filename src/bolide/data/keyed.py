@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from bolide.data.tensors import is_plain
+from bolide.seed import generators, set_generators
 
 SAMPLER, ITERATOR = -2, -1
 """Places of an epoch, beside those of its samples, from 0."""
@@ -46,16 +47,14 @@ def keyed_random(seed: int, *key: int) -> Iterator[None]:
     """python, numpy and torch (CPU) draw what belongs to `key`; afterwards they stand where they stood."""
     raw = hashlib.blake2b(repr((seed, *key)).encode(), digest_size=8).digest()
     number = int.from_bytes(raw, "little")
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    states = generators(include_cuda=False)
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
     torch.default_generator.manual_seed(number)
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+        set_generators(states)
 
 
 class KeyedDataset:

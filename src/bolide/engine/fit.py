@@ -27,7 +27,7 @@ from bolide.engine.resume import go_on, goes_on, restore_place
 from bolide.engine.signals import StopAsked, act
 from bolide.engine.step import flush_window
 from bolide.log import load_metric_states, metric_states
-from bolide.seed import global_seed, isolate_rng, rng_state, set_rng_state
+from bolide.seed import generators, global_seed, isolate_rng, set_generators
 
 if TYPE_CHECKING:
     from bolide.engine.run import EvalData, Run
@@ -353,7 +353,7 @@ def validate(run: Run) -> None:
     validated_before = progress.validated_at, run.validated_this_epoch
     progress.validated_at = progress.total_batches
     run.validated_this_epoch = True
-    place = (rng_state(), metric_states(module))
+    place = (generators(), metric_states(module))
     try:
         if run.signals.received is not None:
             raise StopAsked
@@ -361,7 +361,7 @@ def validate(run: Run) -> None:
             evaluate(run, plan.hooks, "validation", run.val, lambda: open_validation(run, run.val), standalone=False)
     except StopAsked:
         # as if it had not begun: what is saved now validates when it goes on
-        set_rng_state(place[0])
+        set_generators(place[0])
         load_metric_states(module, place[1])
         progress.validated_at, run.validated_this_epoch = validated_before
         run.state.stage = before

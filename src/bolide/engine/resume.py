@@ -76,7 +76,7 @@ def saved_data(run: Run) -> dict[str, Any] | None:
     if run.progress.mid_epoch:
         ahead = source.ahead
         data["position"] = source.position() if ahead is None or ahead.position is None else ahead.position
-        data["before_ahead"] = ahead.before if ahead is not None else None
+        data["before_ahead"] = rng_state(ahead.before) if ahead is not None and ahead.before is not None else None
     return data
 
 
