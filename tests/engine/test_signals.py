@@ -232,25 +232,89 @@ def test_a_forked_child_dies_of_sigterm_as_ever():
     assert done.stdout.split() == ["15", "None"], done.stderr
 
 
-def test_steps_installs_only_while_they_run():
-    seen, before = [], signal.getsignal(TERM)
+def three_steps(seen, watch):
+    try:
+        for i in range(3):
+            seen.append(watch.paused)
+            yield i
+    finally:
+        seen.append("closed")
 
-    def steps():
-        try:
-            for i in range(3):
-                seen.append(signal.getsignal(TERM) != before)
-                yield i
-        finally:
-            seen.append("closed")
 
-    mine = watched(steps(), SignalWatch())
-    for i in mine:
-        assert signal.getsignal(TERM) == before
-        if i == 1:
-            break
-    mine.close()
-    assert seen == [True, True, "closed"]
-    assert list(watched(steps(), SignalWatch())) == [0, 1, 2]
+def test_between_steps_a_signal_does_what_it_did_before():
+    heard, seen = [], []
+    before = signal.signal(TERM, lambda signum, frame: heard.append(signum))
+    try:
+        outside, watch = signal.getsignal(TERM), training(SignalWatch())
+        mine = watched(three_steps(seen, watch), watch)
+        for i in mine:
+            signal.raise_signal(TERM)
+            assert heard == [TERM] * (i + 1) and (watch.received, watch.count) == (None, 0)
+            with pytest.raises(KeyboardInterrupt) as caught:
+                signal.raise_signal(INT)
+            assert not hasattr(caught.value, "checkpoint_settled")
+            if i == 1:
+                break
+        mine.close()
+        assert seen == [False, False, "closed"]
+        assert signal.getsignal(TERM) == outside
+        watch = SignalWatch()
+        assert list(watched(three_steps(seen, watch), watch)) == [0, 1, 2]
+        assert signal.getsignal(TERM) == outside
+    finally:
+        signal.signal(TERM, before)
+
+
+def test_between_steps_sigterm_ends_a_program_that_hears_none():
+    code = """
+        import signal
+        from bolide.engine.signals import SignalWatch, watched
+        for _ in watched((i for i in range(3)), SignalWatch()):
+            signal.raise_signal(signal.SIGTERM)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == -TERM, done.stderr
+
+
+def test_steps_install_their_handlers_once(monkeypatch):
+    calls, install = [], signal.signal
+    watch = training(SignalWatch())
+    monkeypatch.setattr(signal, "signal", lambda *args: (calls.append(args[0]), install(*args))[1])
+    for _ in watched((i for i in range(100)), watch):
+        pass
+    assert sorted(calls) == sorted([TERM, INT] * 2)
+
+
+def test_a_handler_installed_between_steps_stays():
+    before = signal.getsignal(TERM)
+    mine = training(SignalWatch())
+    try:
+        for i in watched((i for i in range(3)), mine):
+            if i == 1:
+                signal.signal(TERM, signal.SIG_IGN)
+        assert signal.getsignal(TERM) == signal.SIG_IGN
+    finally:
+        signal.signal(TERM, before)
+
+
+def test_two_runs_by_turns_hear_each_its_own():
+    first, second = training(SignalWatch()), training(SignalWatch())
+
+    def steps(which):
+        for i in range(3):
+            if (which, i) == ("first", 1):
+                signal.raise_signal(TERM)
+            yield i
+
+    before = {signum: signal.getsignal(signum) for signum in (TERM, INT)}
+    one, two = watched(steps("first"), first), watched(steps("second"), second)
+    for _ in range(3):
+        next(one)
+        next(two)
+    assert (first.received, second.received) == (TERM, None)
+    first.answered = True
+    assert list(two) == [] and list(one) == []
+    assert {signum: signal.getsignal(signum) for signum in before} == before
 
 
 # ---- the answer

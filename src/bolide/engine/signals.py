@@ -65,6 +65,7 @@ class SignalWatch:
         reason: why the run was asked to stop, where a part of the program did; else None.
         at_once: whether a signal need not wait for a boundary.
         saving: whether the save that answers a signal is running.
+        paused: whether the caller of `Trainer.steps` has control: a signal does what it would without the watch.
     """
 
     def __init__(self, queue: Queue | None = None) -> None:
@@ -76,6 +77,7 @@ class SignalWatch:
         self.reason: str | None = None
         self.at_once = True
         self.saving = False
+        self.paused = False
         self.answered = False
         self._times: dict[int, int] = {}
         self._heard_s = 0.0
@@ -104,14 +106,17 @@ class SignalWatch:
         for signum in wanted:
             old = signal.getsignal(signum)
             if _may_replace(signum, old):
-                self._outer = _watch_of(old) or self._outer
+                around = _watch_of(_beneath(signum, old))
+                self._outer = around or self._outer
                 self._old[signum] = signal.signal(signum, self._hear)
 
     def restore(self) -> None:
-        """Brings back the handlers that were there before `install`."""
-        for signum, old in self._old.items():
-            signal.signal(signum, old)
-        self._old = {}
+        """Brings back the handlers that were there before `install`, where nobody put others in place since."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # the watch is paused, and hands on what it hears
+        for signum, old in list(self._old.items()):
+            if signal.getsignal(signum) in (self._hear, _nothing):
+                signal.signal(signum, self._old.pop(signum))
 
     def __enter__(self) -> SignalWatch:
         self.install()
@@ -139,6 +144,9 @@ class SignalWatch:
         if os.getpid() != self._pid:
             self._hear_in_child(signum, frame)
             return
+        if self.paused:
+            self._hand_on(signum, frame)
+            return
         now_s = time.monotonic()
         echo = signum == signal.SIGTERM and self._times.get(signum, 0) and now_s - self._heard_s < ECHO_S
         self._heard_s = now_s
@@ -149,7 +157,7 @@ class SignalWatch:
         if self.received is None or (self.received == signal.SIGINT and signum == signal.SIGTERM):
             self.received = signum
         self._hush_workers()
-        old = self._old.get(signum)
+        old = _beneath(signum, self._old.get(signum))
         if callable(old) and old is not signal.default_int_handler:
             old(signum, frame)
         if signum == self.requeue_signal:
@@ -166,6 +174,15 @@ class SignalWatch:
         old = self._old.get(signum)
         signal.signal(signum, signal.SIG_DFL if old is None else old)
         os.kill(os.getpid(), signum)
+
+    def _hand_on(self, signum: int, frame: FrameType | None) -> None:
+        """What the signal does without this watch."""
+        old = _beneath(signum, self._old.get(signum))
+        if callable(old):
+            old(signum, frame)
+        else:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
 
     def _hush_workers(self) -> None:
         """Loader workers that the same signal ends must not break off the step: torch raises where it hears of it."""
@@ -207,22 +224,32 @@ def _watch_of(handler: Handler) -> SignalWatch | None:
     return owner if isinstance(owner, SignalWatch) else None
 
 
+def _beneath(signum: int, handler: Handler) -> Handler:
+    """The handler that answers in the end: beneath the watches that are paused."""
+    while (watch := _watch_of(handler)) is not None and watch.paused:
+        handler = watch._old.get(signum)
+    return handler
+
+
 def watched(steps: Generator[T, None, None], watch: SignalWatch) -> Iterator[T]:
-    """`steps`, with `watch` installed while they run and not while the caller has control."""
+    """`steps`, with `watch` listening while they run, and paused while the caller has control.
+
+    The handlers stay in place until the end: to put them there for each step would cost more than Bolide's own share
+    of one.
+    """
+    watch.install()
     try:
-        while True:
-            watch.install()
-            try:
-                item = next(steps)
-            except StopIteration:
-                watch.restore()
-                watch.finish()
-                return
-            finally:
-                watch.restore()
+        for item in steps:
+            watch.paused = True
             yield item
+            watch.paused = False
     finally:
-        steps.close()
+        try:
+            steps.close()
+        finally:
+            watch.paused = True
+            watch.restore()
+    watch.finish()
 
 
 # ---------------------------------------------------------------------- the answer
