@@ -51,8 +51,8 @@ format: $(STAMPS)/test  ## put the sources in the form that lint asks for
 bench: $(STAMPS)/bench  ## what a step costs, against a hand-written loop and the peers
 	$(BIN)/python benchmarks/import_time.py
 	$(ONE_THREAD) $(BIN)/python benchmarks/tensor_loader.py
-	$(ONE_THREAD) $(BIN)/python benchmarks/step_pairs.py
-	$(ONE_THREAD) $(BIN)/python benchmarks/step_cost.py $(BENCH)
+	$(ONE_THREAD) $(BIN)/python benchmarks/step_cost.py --turns 150 --markdown $(BENCH)
+	$(ONE_THREAD) $(BIN)/python benchmarks/checkpoint.py
 
 clean:  ## remove the environment, caches and builds
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
