@@ -229,11 +229,11 @@ def open_epoch(run: Run, iterator: Any) -> Any:
         iterator = None
     else:
         run.train.relimit(train_limit(run))
-    run.validated_this_epoch = False
+    resumed = progress.mid_epoch
+    run.validated_this_epoch = resumed and run.validated_this_epoch
     run.log.epoch = progress.epoch
     run.log.in_batch = False
     set_epoch(run.train.loader, progress.epoch)
-    resumed = progress.mid_epoch
     progress.open_epoch()
     if run.version != run.plan.version:
         run.plan = plans.build(run)
