@@ -111,3 +111,22 @@ def test_what_a_run_that_was_killed_held_is_free(tmp_path):
     assert done.returncode == -signal.SIGKILL and (tmp_path / ".lock").exists()
     fit(ModelCheckpoint(dirpath=tmp_path), max_epochs=1)
     assert not os.path.exists(tmp_path / ".lock")
+
+
+def test_what_a_finished_run_logged_stays_when_auto_starts_another(tmp_path):
+    for runs in (1, 2):
+        logger = CSVLogger(tmp_path, name="", version="")
+        made = trainer(ModelCheckpoint(dirpath=tmp_path), logger=logger, max_epochs=1, log_every_n_steps=1)
+        made.fit(Scored(log_train=True), rows(5), ckpt_path="auto")
+        assert made.global_step == 5
+        assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 1 + 5 * runs
+
+
+def test_what_an_attempt_logged_that_left_no_checkpoint_is_logged_anew(tmp_path):
+    for _ in range(2):
+        logger = CSVLogger(tmp_path, name="", version="")
+        made = trainer(ModelCheckpoint(dirpath=tmp_path), logger=logger, max_epochs=1, log_every_n_steps=1)
+        for progress in made.steps(Scored(log_train=True), rows(5), ckpt_path="auto"):
+            if progress.step == 3:
+                break
+        assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 1 + 3

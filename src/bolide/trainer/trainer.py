@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from bolide.checkpoint.file import write_checkpoint
+from bolide.compat.lightning_args import method_arguments
 from bolide.core.config import Checkpointing, Performance, Resilience, RunConfig, Watch
 from bolide.core.errors import ConfigError, MisconfigurationException
 from bolide.core.messages import warn, warn_once
@@ -29,7 +30,7 @@ from bolide.log import Log
 from bolide.module import LightningModule, refuse_unpickling
 from bolide.trainer import build
 from bolide.trainer.checks import checked_module, split_data
-from bolide.trainer.paths import resolve_ckpt_path
+from bolide.trainer.paths import follows_a_finished_run, resolve_ckpt_path
 from bolide.trainer.properties import TrainerProperties
 from bolide.trainer.settings import WatchedList
 from bolide.trainer.tables import results_table
@@ -206,6 +207,7 @@ class Trainer(TrainerProperties):
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
+        **old: Any,
     ) -> None:
         """Trains `model`.
 
@@ -217,10 +219,15 @@ class Trainer(TrainerProperties):
             ckpt_path: a path or URL to go on from, "best", "last", or "auto": what there is to go on from, else a
                 start.
             weights_only: accepted as None or True; Bolide never unpickles code.
+            old: spellings of earlier releases, with a warning.
 
         Raises:
             MisconfigurationException: the module, loaders or checkpoint cannot be used; the text says what to write.
         """
+        if old:
+            given = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders}
+            found = method_arguments("fit", old, given)
+            return self.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only, **found)
         run, path = self._open_fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
         with run.signals:
             for _ in session.stepwise(run, path):
@@ -255,6 +262,7 @@ class Trainer(TrainerProperties):
         verbose: bool = True,
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
+        **old: Any,
     ) -> list[dict[str, float]]:
         """Validates; returns one dictionary of metrics for each loader.
 
@@ -265,7 +273,10 @@ class Trainer(TrainerProperties):
             verbose: whether the results are printed.
             datamodule: in the place of loaders.
             weights_only: accepted as None or True; Bolide never unpickles code.
+            old: spellings of earlier releases, with a warning.
         """
+        if old:
+            dataloaders = method_arguments("validate", old, {"dataloaders": dataloaders})["dataloaders"]
         return self._evaluate("validate", model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def test(
@@ -276,8 +287,11 @@ class Trainer(TrainerProperties):
         verbose: bool = True,
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
+        **old: Any,
     ) -> list[dict[str, float]]:
         """Tests; returns one dictionary of metrics for each loader. Arguments are those of `validate`."""
+        if old:
+            dataloaders = method_arguments("test", old, {"dataloaders": dataloaders})["dataloaders"]
         return self._evaluate("test", model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def predict(
@@ -335,7 +349,8 @@ class Trainer(TrainerProperties):
             )
         self.ckpt_path = resolve_ckpt_path(self, "fit", ckpt_path, model_given=True)
         self.ckpt_is_users = self.ckpt_path is not None and str(ckpt_path) not in ("auto", "last", "best")
-        run.starts_over = ckpt_path is not None and self.ckpt_path is None
+        found_nothing = ckpt_path is not None and self.ckpt_path is None
+        run.starts_over = found_nothing and not follows_a_finished_run(self)
         return run, self.ckpt_path
 
     def _open(
