@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,6 @@ import torch
 from bolide.checkpoint import io, store
 from bolide.checkpoint.digest import About
 from bolide.checkpoint.file import read_checkpoint
-from bolide.checkpoint.lock import FolderInUseError, RunLock
 from bolide.checkpoint.state import collect, keyed, restore_module, restore_training
 from bolide.core.errors import UserCodeError
 from bolide.core.hooks import Hooks, overrides, resolve
@@ -23,6 +23,7 @@ from bolide.core.messages import PossibleUserWarning, info, warn, warn_once
 from bolide.core.progress import Progress
 from bolide.core.states import RunningStage, TrainerStatus
 from bolide.engine import fit as fit_loop
+from bolide.engine import folders
 from bolide.engine import plan as plans
 from bolide.engine.evaluate import evaluate
 from bolide.engine.optimizers import LightningOptimizer, check_schedulers, parse_optimizers
@@ -54,7 +55,6 @@ def stepwise(run: Run, ckpt_path: str | None) -> Generator[Progress, None, None]
             close(run, run.plan.hooks, "fit", "interrupted")
             raise
         close(run, run.plan.hooks, "fit", "success")
-        mark_finished(run)
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -132,14 +132,15 @@ def set_up(run: Run) -> None:
     for owner in (datamodule, module):
         if owner is not None and overrides(owner, "prepare_data"):
             owner.prepare_data()
-    lock_run_folders(run)
+    folders.lock_loggers(run)
+    folders.lock_checkpoints(run)
     for logger in run.trainer.loggers:
         _ = getattr(logger, "experiment", None)  # an experiment is opened here, before anything is logged
         if run.starts_over and hasattr(logger, "start_over"):
             logger.start_over()
     for hook in resolve(run.receivers(), run.log).setup:
         hook(run.state.fn)
-    lock_checkpoint_folders(run)
+    folders.lock_checkpoints(run)
     if overrides(module, "configure_sharded_model"):
         if overrides(module, "configure_model"):
             raise UserCodeError(
@@ -150,50 +151,6 @@ def set_up(run: Run) -> None:
     if overrides(module, "configure_model"):
         with run.strategy.init_context(), run.precision.init_context():
             module.configure_model()
-
-
-def lock_run_folders(run: Run) -> None:
-    """Locks the loggers' folders of this run, before anything is written there.
-
-    Raises:
-        FolderInUseError: a run that is alive has one of them, and its number or name was given.
-    """
-    for logger in run.trainer.loggers if locks(run) else ():
-        while (folder := getattr(logger, "own_folder", None)) is not None:
-            try:
-                lock(run, folder)
-                break
-            except FolderInUseError:
-                if not logger.renumber():
-                    raise
-
-
-def lock_checkpoint_folders(run: Run) -> None:
-    """Locks the folders of checkpoints that lie outside of the loggers', and removes what a killed writer left there.
-
-    Raises:
-        FolderInUseError: a run that is alive writes there.
-    """
-    for callback in run.trainer.checkpoint_callbacks if locks(run) else ():
-        folder = getattr(callback, "dirpath", None)
-        if folder and lock(run, str(folder)):
-            io.remove_parts(str(folder))
-
-
-def locks(run: Run) -> bool:
-    """Whether this run writes files of which others must keep off."""
-    trainer = run.trainer
-    return bool(run.state.fn == "fit" and trainer.is_global_zero and not trainer.fast_dev_run)
-
-
-def lock(run: Run, folder: str) -> bool:
-    """Locks a folder for the run, unless it lies in one that is locked; whether nobody else writes there."""
-    made = RunLock(folder)
-    held = [one for one in run.locks if one.held]
-    if any(made.folder == one.folder or made.folder.startswith(io.join(one.folder, "")) for one in held):
-        return True
-    run.locks.append(made)
-    return made.acquire()
 
 
 def open_fit(run: Run, ckpt_path: str | None) -> None:
@@ -411,6 +368,8 @@ def close(run: Run, hooks: Hooks, stage: str, status: str) -> None:
         hook(run.state.fn)
     for logger in run.trainer.loggers:
         logger.finalize(status)
+    if stage == "fit" and status == "success":
+        mark_finished(run)
     run.state.status = TrainerStatus.FINISHED if status == "success" else TrainerStatus.INTERRUPTED
     release(run)
 
@@ -420,14 +379,17 @@ def mark_finished(run: Run) -> None:
     trainer, progress = run.trainer, run.progress
     clocks = [getattr(callback, "time_remaining", None) for callback in trainer.callbacks]
     out_of_time = any(clock is not None and (clock() or 0) < 0 for clock in clocks)
-    unwanted = trainer.fast_dev_run or run.config.switches.leaves_no_mark_of_the_end
+    unwanted = trainer.fast_dev_run or run.config.switches.leaves_no_mark_of_the_end or run.writer.last_failed
     if unwanted or not trainer.is_global_zero or out_of_time:
         return
     for callback in trainer.checkpoint_callbacks:
         folder = getattr(callback, "dirpath", None)
         if folder and io.is_dir(folder):
             about = About(step=progress.step, batches=progress.total_batches, run_id=run.run_id)
-            store.mark_finished(str(folder), about)
+            try:
+                store.mark_finished(str(folder), about)
+            except OSError as error:
+                warn(f"That this run is over could not be noted in {folder!r} ({error}): 'auto' would go on from it.")
 
 
 def fail(run: Run, error: BaseException) -> None:
@@ -435,13 +397,14 @@ def fail(run: Run, error: BaseException) -> None:
     run.state.status = TrainerStatus.INTERRUPTED
     run.log.scope = None
     try:
-        finish_saves_quietly(run, error)
+        finish_saves_quietly(run, run.signals, error)
         for hook in resolve(run.receivers(), run.log).on_exception:
             # the datamodule is told the exception alone, callbacks are bound to trainer and module
             try:
                 hook(error)
             except Exception as second:  # noqa: BLE001  # the first is raised, and the others must hear of it, too
                 warn(f"on_exception raised {second!r} while {error!r} was told.", stacklevel=3)
+        finish_saves_quietly(run, run.signals, error)
         stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
         for logger in run.trainer.loggers:
             logger.finalize("interrupted" if stopped else "failed")
@@ -460,8 +423,5 @@ def release(run: Run) -> None:
     for callback in run.trainer.callbacks:
         for name in ("log", "log_dict"):
             callback.__dict__.pop(name, None)
-    run.writer.close()
-    for one in run.locks:
-        one.release()
-    run.locks = []
+    run.writer.let_go(partial(folders.unlock, run), finish=not run.signals.insisted)
     run.module._detach()
