@@ -152,7 +152,7 @@ def _lock(folder: str) -> int | None:
     deadline_s = time.monotonic() + PATIENCE_S
     try:
         while True:
-            os.makedirs(folder, exist_ok=True)
+            io.make_dirs(folder)  # durably: what is saved in it must not go with it
             try:
                 descriptor = _open(path)
             except FileNotFoundError:
