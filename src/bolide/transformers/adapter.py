@@ -1,0 +1,208 @@
+"""The second door on the one engine: a LightningModule for the model, a callback for the trainer's flow.
+
+`Adapter.training_step` is one optimizer step: its batches forward and backward, clip, step, schedule. `Bridge` hears
+the engine's moments, and logs, evaluates and saves in the order that callbacks of the second door know. Who calls: the
+engine; the trainer of the second door makes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from bolide.callbacks.checkpoint import Checkpoint
+from bolide.engine.optimizers import clear_gradients
+from bolide.module import LightningModule
+from bolide.transformers import weights
+from bolide.transformers.data import Window
+
+
+class Adapter(LightningModule):
+    """The user's model, as the engine trains it. One batch of the engine is one optimizer step.
+
+    Args:
+        owner: the trainer of the second door.
+        model: what it trains.
+    """
+
+    def __init__(self, owner: Any, model: nn.Module) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.owner = owner
+        self.model = model
+
+    # ------------------------------------------------------------------ weights under the model's own names
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's."""
+        return self.model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Gives the model weights that weights.read found."""
+        weights.load(self.model, state_dict, "the checkpoint")
+        return nn.modules.module._IncompatibleKeys([], [])
+
+    # ------------------------------------------------------------------ one optimizer step
+
+    def configure_optimizers(self) -> Any:
+        """The trainer's optimizer and scheduler, built now that the model is where it trains."""
+        owner = self.owner
+        owner.create_optimizer_and_scheduler(owner.state.max_steps)
+        # a norm is a sum of floats, and the order of its terms is that of the model
+        self.in_model_order: Any = SimpleNamespace(param_groups=[{"params": list(self.model.parameters())}])
+        return [owner.optimizer], [owner.lr_scheduler]
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        """Ends the epoch where a callback asked for that."""
+        return -1 if self.owner.control.should_epoch_stop else None
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """One optimizer step: a batch, or a window of them."""
+        precision = self.owner.engine.precision_plugin
+        if precision.row.autocast is None:
+            self.optimizer_step_of(batch)
+        else:  # mixed precision is for the loss alone, which asks for it itself
+            with torch.autocast(precision.device.type, enabled=False):
+                self.optimizer_step_of(batch)
+
+    def optimizer_step_of(self, batch: Any) -> None:
+        """As above, in full precision but for the loss."""
+        owner, run = self.owner, self._running("training_step")
+        control, handler = owner.control, owner.callback_handler
+        control.should_log = control.should_evaluate = control.should_save = False
+        if handler.listeners("on_step_begin"):
+            control = owner.tell("on_step_begin")
+        window = batch if batch.__class__ is Window else (batch,)
+        window, count = owner.weigh(window)
+        model, record, last, total = self.model, owner.losses, len(window) - 1, None
+        for i, inputs in enumerate(window):
+            owner.is_last_of_step = i == last
+            owner.loss_weight = owner.loss_weights[i] if owner.loss_weights is not None else None
+            if last:
+                run.strategy.set_sync(i == last)
+            more = (count,) if owner.step_takes_count else ()
+            loss = owner.training_step(model, inputs, *more)
+            total = loss if total is None else total + loss
+            if owner.counts_work:
+                owner.count_work(inputs)
+            if i != last:
+                owner.tell("on_substep_end")
+        record.add(total)
+
+        optimizer, scheduler = run.optimizers[0], owner.lr_scheduler
+        scaler = run.precision.scaler
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        if owner.args.max_grad_norm:
+            record.norm = run.strategy.clip(self.in_model_order, owner.args.max_grad_norm, "norm")
+        else:
+            record.norm = None
+            if owner.logs_after(run.progress.step + 1, run.progress.is_last_batch):
+                grads = [p.grad for p in self.in_model_order.param_groups[0]["params"] if p.grad is not None]
+                record.norm = nn.utils.get_total_norm(grads)
+        record.lr = optimizer.param_groups[0]["lr"]
+        if handler.listeners("on_pre_optimizer_step"):
+            owner.tell("on_pre_optimizer_step")
+        skipped = False
+        if scaler is None:
+            optimizer.step()
+        else:
+            before = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            skipped = scaler.get_scale() < before
+        run.count_manual_step()
+        if handler.listeners("on_optimizer_step"):
+            owner.tell("on_optimizer_step")
+        if owner.steps_scheduler and not skipped:
+            scheduler.step()
+        clear_gradients(optimizer)
+
+    # ------------------------------------------------------------------ evaluation
+
+    def predict_step(self, batch: Any, batch_idx: int) -> None:
+        """One batch of an evaluation."""
+        self.owner.collect(batch)
+
+
+class Bridge(Checkpoint):
+    """Tells the callbacks of the second door what happens, and does what they ask for: log, evaluate, save, stop.
+
+    It hears the ends of steps and epochs when all else about them is done.
+
+    Args:
+        owner: the trainer of the second door.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self.resumed: dict[str, Any] | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Training begins, or goes on."""
+        self.owner.begin(self.resumed)
+        self.resumed = None
+        self.stop_where_asked(trainer)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """An epoch begins."""
+        owner = self.owner
+        owner.control.should_epoch_stop = False
+        owner.tell("on_epoch_begin")
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """An optimizer step is over."""
+        owner = self.owner
+        state = owner.state
+        progress = trainer.progress
+        state.global_step = progress.step
+        state.epoch = owner.epoch_at(progress.epoch, progress.batch)
+        control = owner.tell("on_step_end")
+        if control.should_log or control.should_evaluate or control.should_save:
+            owner.act()
+        if owner.control.should_training_stop or progress.step >= state.max_steps:
+            trainer.should_stop = True
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """An epoch is over."""
+        owner = self.owner
+        control = owner.control
+        control.should_log = control.should_evaluate = control.should_save = False
+        control = owner.tell("on_epoch_end")
+        if control.should_log or control.should_evaluate or control.should_save:
+            owner.act()
+        self.stop_where_asked(trainer)
+
+    def stop_where_asked(self, trainer: Any) -> None:
+        """Ends training where a callback asked for that."""
+        owner = self.owner
+        if owner.control.should_training_stop or owner.state.global_step >= owner.state.max_steps:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What trainer_state.json has no place for: losses that are not logged yet, a stop that was asked for."""
+        owner = self.owner
+        control = owner.control
+        return {
+            "losses": owner.losses.state_dict(),
+            "stop": bool(control.should_training_stop and owner.state.global_step < owner.state.max_steps),
+            "stop_epoch": bool(control.should_epoch_stop),
+            "max_steps": owner.state.max_steps,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes it back, once training begins."""
+        self.resumed = state_dict
+
+    def save_on_stop(self, trainer: Any) -> str | None:
+        """Saves because the run was told to stop; the path of the checkpoint, or None where nothing is saved."""
+        owner = self.owner
+        if owner.args.save_strategy == "no" or owner.state.global_step == 0:
+            return None
+        return str(owner.save_now())
