@@ -7,7 +7,7 @@ trainer, through its adapter's prediction step.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class Rows:
         self.bytes = 0
         self.file: Any = None
         self.dtype: Any = None
+        self.whole: Any = None
 
     def add(self, value: Any) -> None:
         """Appends the rows of one batch."""
@@ -51,7 +52,7 @@ class Rows:
         self.shapes.append(array.shape)
         self.bytes += array.nbytes
         if self.file is None and self.bytes > self.spill_bytes:
-            self.file = tempfile.TemporaryFile()  # noqa: SIM115  # it goes when nobody holds the mapped array any more
+            self.file = tempfile.TemporaryFile()  # noqa: SIM115  # `joined` closes it
             for part in self.parts:
                 self.file.write(np.ascontiguousarray(part, self.dtype).tobytes())
             self.parts = []
@@ -70,22 +71,26 @@ class Rows:
             whole = np.full((count, *width), PAD, dtype=self.dtype)
             self._fill(whole, iter(self.parts))
             return whole[:limit]
+        if self.whole is not None:
+            return self.whole[:limit]
         self.file.flush()
         if all(list(shape[1:]) == width for shape in self.shapes):
-            return np.memmap(self.file, dtype=self.dtype, mode="r", shape=(count, *width))[:limit]
-        target = tempfile.TemporaryFile()  # noqa: SIM115  # as above
-        mapped = np.memmap(target, dtype=self.dtype, mode="w+", shape=(count, *width))
-        mapped[:] = PAD
+            self.whole = np.memmap(self.file, dtype=self.dtype, mode="r", shape=(count, *width))
+            self.file.close()  # the map holds it
+            return self.whole[:limit]
+        with tempfile.TemporaryFile() as target:
+            whole = np.memmap(target, dtype=self.dtype, mode="w+", shape=(count, *width))
+        whole[:] = PAD
         self.file.seek(0)
+        self._fill(whole, self._read())
+        self.file.close()
+        self.whole = whole
+        return whole[:limit]
+
+    def _read(self) -> Iterator[np.ndarray[Any, Any]]:
         size = np.dtype(self.dtype).itemsize
-        self._fill(
-            mapped,
-            (
-                np.frombuffer(self.file.read(int(np.prod(shape)) * size), self.dtype).reshape(shape)
-                for shape in self.shapes
-            ),
-        )
-        return mapped[:limit]
+        for shape in self.shapes:
+            yield np.frombuffer(self.file.read(int(np.prod(shape)) * size), self.dtype).reshape(shape)
 
     def _fill(self, whole: np.ndarray[Any, Any], parts: Any) -> None:
         row = 0

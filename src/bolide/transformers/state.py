@@ -117,7 +117,12 @@ TrainerControl: Any = _Control
 TrainerState: Any = _State
 EvalPrediction: Any = _Prediction
 if has_transformers():
-    pass
+    import transformers.trainer_callback as their_callbacks
+    import transformers.trainer_utils as their_utils
+
+    TrainerCallback = their_callbacks.TrainerCallback
+    TrainerControl, TrainerState = their_callbacks.TrainerControl, their_callbacks.TrainerState
+    EvalPrediction = their_utils.EvalPrediction
 
 
 class TrainOutput(NamedTuple):
