@@ -2,8 +2,8 @@
 
 `python -m bolide.compat.drop_in train.py ARGS` runs a script; `bolide.compat.drop_in.install()` as a first line does
 the same within one. With `--transformers`, transformers' Trainer and TrainingArguments are Bolide's, too. Owns the
-answering of `lightning`, `lightning.pytorch`, `pytorch_lightning`, `lightning.fabric` and their submodules with Bolide's
-own objects. compat/foreign_paths.py owns the table of them.
+answering of `lightning`, `lightning.pytorch`, `pytorch_lightning`, `lightning.fabric` and their submodules with
+Bolide's own objects. compat/foreign_paths.py owns the table of them.
 """
 
 from __future__ import annotations

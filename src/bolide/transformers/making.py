@@ -154,7 +154,7 @@ class Making:
             else:
                 kind, options = self.get_optimizer_cls_and_kwargs(self.args, model)
             decay = self.get_decay_parameter_names(model)
-            self.optimizer = kind(optimizers.groups(model, decay, self.args.weight_decay), **options)
+            self.optimizer = optimizers.build(kind, options, model, decay, self.args.weight_decay)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -182,7 +182,7 @@ class Making:
         """The rate of each group of parameters."""
         if self.optimizer is None:
             raise ConfigError("There is no optimizer yet; call train() or create_optimizer() first")
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
+        return [float(group["lr"]) for group in self.optimizer.state_dict()["param_groups"]]
 
     def get_num_trainable_parameters(self) -> int:
         """How many parameters train."""

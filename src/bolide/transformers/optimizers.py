@@ -159,11 +159,39 @@ def decaying(model: nn.Module) -> list[str]:
     ]  # fmt: skip
 
 
-def groups(model: nn.Module, decay: Iterable[str], weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups of parameters: those that decay, and those that do not. Frozen ones are in neither."""
+def build(kind: Any, options: dict[str, Any], model: nn.Module, decay: Iterable[str], weight_decay: float) -> Any:
+    """An optimizer over two groups of parameters: those that decay, and those that do not. Frozen ones are in neither.
+
+    Without weight decay nothing tells the two apart, and an optimizer spends its fixed cost on each: they are one group
+    then, which is saved as two, and takes two, so that files are the same either way.
+    """
     names = set(decay)
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    return [
-        {"params": [p for name, p in trained if name in names], "weight_decay": weight_decay},
-        {"params": [p for name, p in trained if name not in names], "weight_decay": 0.0},
-    ]
+    decaying_ones = [p for name, p in trained if name in names]
+    others = [p for name, p in trained if name not in names]
+    if weight_decay or not decaying_ones or not others:
+        both = [{"params": decaying_ones, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+        return kind(both, **options)
+    optimizer = kind([{"params": decaying_ones + others, "weight_decay": 0.0, JOINED: len(decaying_ones)}], **options)
+    optimizer.register_state_dict_post_hook(_as_two)
+    optimizer.register_load_state_dict_pre_hook(_as_one)
+    return optimizer
+
+
+JOINED = "joined_at"
+"""The key of a group that stands for two: how many of its parameters are the first one's."""
+
+
+def _as_two(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    (group,) = state["param_groups"]
+    rest = {key: value for key, value in group.items() if key not in ("params", JOINED)}
+    first, second = group["params"][: group[JOINED]], group["params"][group[JOINED] :]
+    return {**state, "param_groups": [{**rest, "params": first}, {**rest, "params": second}]}
+
+
+def _as_one(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    if len(state["param_groups"]) != 2:
+        return state
+    first, second = state["param_groups"]
+    joined = {**first, "params": [*first["params"], *second["params"]], "weight_decay": 0.0}
+    return {**state, "param_groups": [{**joined, JOINED: len(first["params"])}]}

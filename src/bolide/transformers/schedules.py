@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from bolide.core.errors import ConfigError
 from bolide.transformers.choices import SchedulerType
+from bolide.transformers.optimizers import JOINED
 
 Factor = Callable[[int], float]
 
@@ -45,8 +46,24 @@ class Schedule(LambdaLR):
         self._last_lr = rates
 
     def state_dict(self) -> dict[str, Any]:
-        """As of a LambdaLR; the factor itself is no state."""
-        return {key: value for key, value in super().state_dict().items() if key != "factor"}
+        """As of a LambdaLR, with a rate for each group that the optimizer saves; the factor itself is no state."""
+        state = {key: value for key, value in super().state_dict().items() if key != "factor"}
+        return {**state, **{key: self._each(state[key], 1 + self._is_joined()) for key in ("base_lrs", "_last_lr")}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave, or a LambdaLR's state."""
+        state = {key: value for key, value in state_dict.items() if key != "lr_lambdas"}
+        for key in ("base_lrs", "_last_lr"):
+            if self._is_joined() and len(state.get(key) or ()) == 2:
+                state[key] = state[key][:1]
+        super().load_state_dict({**state, "lr_lambdas": [None] * len(self.lr_lambdas)})
+
+    def _is_joined(self) -> bool:
+        return JOINED in self.optimizer.param_groups[0]
+
+    @staticmethod
+    def _each(rates: list[float], times: int) -> list[float]:
+        return [rate for rate in rates for _ in range(times)]
 
 
 # ---------------------------------------------------------------------- factors: (warmup, total, options) -> factor

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bolide.callbacks import Callback, ModelCheckpoint
-from bolide.core.messages import notes_silenced
 from bolide.core.errors import ConfigError, UserCodeError, did_you_mean
+from bolide.core.messages import notes_silenced
 from bolide.module import LightningModule
 from bolide.seed import seed_everything
 from bolide.trainer.trainer import Trainer
