@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bolide.callbacks.checkpoint import Checkpoint
 from bolide.engine.optimizers import clear_gradients
 from bolide.module import LightningModule
 from bolide.transformers import weights
 from bolide.transformers.data import Window
+
+if TYPE_CHECKING:
+    from bolide.engine.run import Run
 
 
 class Adapter(LightningModule):
@@ -56,56 +59,60 @@ class Adapter(LightningModule):
         self.in_model_order: Any = SimpleNamespace(param_groups=[{"params": list(self.model.parameters())}])
         return [owner.optimizer], [owner.lr_scheduler]
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-        """Ends the epoch where a callback asked for that."""
-        return -1 if self.owner.control.should_epoch_stop else None
+    def end_epoch(self) -> None:
+        """Ends the running epoch at its next batch, of which nothing is trained."""
+        self.__dict__["on_train_batch_start"] = lambda batch, batch_idx: -1  # no hook is asked where none is wanted
+        self.trainer._bump()
+
+    def begin_epoch(self) -> None:
+        """The next epoch runs to its end, until somebody asks otherwise."""
+        if self.__dict__.pop("on_train_batch_start", None) is not None:
+            self.trainer._bump()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One optimizer step: a batch, or a window of them."""
-        precision = self.owner.engine.precision_plugin
-        if precision.row.autocast is None:
-            self.optimizer_step_of(batch)
+        run = self._running("training_step")
+        if run.precision.row.autocast is None:
+            self.optimizer_step_of(run, batch)
         else:  # mixed precision is for the loss alone, which asks for it itself
-            with torch.autocast(precision.device.type, enabled=False):
-                self.optimizer_step_of(batch)
+            with torch.autocast(run.precision.device.type, enabled=False):
+                self.optimizer_step_of(run, batch)
 
-    def optimizer_step_of(self, batch: Any) -> None:
+    def optimizer_step_of(self, run: Run, batch: Any) -> None:
         """As above, in full precision but for the loss."""
-        owner, run = self.owner, self._running("training_step")
-        control, handler = owner.control, owner.callback_handler
+        owner = self.owner
+        control, heard = owner.control, owner.callback_handler.listeners
         control.should_log = control.should_evaluate = control.should_save = False
-        if handler.listeners("on_step_begin"):
-            control = owner.tell("on_step_begin")
+        if heard("on_step_begin"):
+            owner.tell("on_step_begin")
         window = batch if batch.__class__ is Window else (batch,)
         window, count = owner.weigh(window)
-        model, record, last, total = self.model, owner.losses, len(window) - 1, None
+        model, record, final, total = self.model, owner.losses, len(window) - 1, None
+        more = (count,) if owner.step_takes_count else ()
         for i, inputs in enumerate(window):
-            owner.is_last_of_step = i == last
-            owner.loss_weight = owner.loss_weights[i] if owner.loss_weights is not None else None
-            if last:
-                run.strategy.set_sync(i == last)
-            more = (count,) if owner.step_takes_count else ()
+            if final:
+                owner.is_last_of_step = i == final
+                run.strategy.set_sync(i == final)
+            if owner.loss_weights is not None:
+                owner.loss_weight = owner.loss_weights[i]
             loss = owner.training_step(model, inputs, *more)
             total = loss if total is None else total + loss
             if owner.counts_work:
                 owner.count_work(inputs)
-            if i != last:
+            if i != final:
                 owner.tell("on_substep_end")
+        owner.loss_weight = None
         record.add(total)
 
-        optimizer, scheduler = run.optimizers[0], owner.lr_scheduler
-        scaler = run.precision.scaler
+        optimizer, scaler = run.optimizers[0], run.precision.scaler
         if scaler is not None:
             scaler.unscale_(optimizer)
         if owner.args.max_grad_norm:
             record.norm = run.strategy.clip(self.in_model_order, owner.args.max_grad_norm, "norm")
         else:
-            record.norm = None
-            if owner.logs_after(run.progress.step + 1, run.progress.is_last_batch):
-                grads = [p.grad for p in self.in_model_order.param_groups[0]["params"] if p.grad is not None]
-                record.norm = nn.utils.get_total_norm(grads)
+            record.norm = self.norm_where_logged(run)
         record.lr = optimizer.param_groups[0]["lr"]
-        if handler.listeners("on_pre_optimizer_step"):
+        if heard("on_pre_optimizer_step"):
             owner.tell("on_pre_optimizer_step")
         skipped = False
         if scaler is None:
@@ -115,12 +122,20 @@ class Adapter(LightningModule):
             scaler.step(optimizer)
             scaler.update()
             skipped = scaler.get_scale() < before
-        run.count_manual_step()
-        if handler.listeners("on_optimizer_step"):
+        run.progress.commit_step()
+        run.stepped_in_batch = True
+        if heard("on_optimizer_step"):
             owner.tell("on_optimizer_step")
         if owner.steps_scheduler and not skipped:
-            scheduler.step()
+            owner.lr_scheduler.step()
         clear_gradients(optimizer)
+
+    def norm_where_logged(self, run: Run) -> Tensor | None:
+        """The norm of gradients that are not clipped, where the step is logged; else None: it costs something."""
+        if not self.owner.logs_after(run.progress.step + 1, run.progress.is_last_batch):
+            return None
+        grads = [p.grad for p in self.in_model_order.param_groups[0]["params"] if p.grad is not None]
+        return nn.utils.get_total_norm(grads)
 
     # ------------------------------------------------------------------ evaluation
 
@@ -152,6 +167,7 @@ class Bridge(Checkpoint):
         """An epoch begins."""
         owner = self.owner
         owner.control.should_epoch_stop = False
+        owner.adapter.begin_epoch()
         owner.tell("on_epoch_begin")
 
     def on_train_batch_end(
@@ -166,8 +182,11 @@ class Bridge(Checkpoint):
         control = owner.tell("on_step_end")
         if control.should_log or control.should_evaluate or control.should_save:
             owner.act()
-        if owner.control.should_training_stop or progress.step >= state.max_steps:
+        control = owner.control
+        if control.should_training_stop or progress.step >= state.max_steps:
             trainer.should_stop = True
+        if control.should_epoch_stop:
+            owner.adapter.end_epoch()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """An epoch is over."""

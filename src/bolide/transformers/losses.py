@@ -34,14 +34,14 @@ class LossRecord:
         """Takes the loss of a step."""
         if loss is None:
             return
-        self.waiting.append(loss)
+        self.waiting.append(loss if not loss.dim() else loss.mean())
         if len(self.waiting) >= 64:
             self._fold()
 
     def _fold(self) -> None:
         if not self.waiting:
             return
-        for value in torch.stack([loss.reshape(()) for loss in self.waiting]).double().tolist():
+        for value in torch.stack(self.waiting).double().tolist():
             if not math.isfinite(value):
                 self.not_finite += 1
                 if self.leave_out:

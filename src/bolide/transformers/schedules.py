@@ -26,7 +26,10 @@ class Schedule(LambdaLR):
 
     def __init__(self, optimizer: Optimizer, factor: Factor, last_epoch: int = -1) -> None:
         self.factor = factor
+        wrapped = "step" in vars(optimizer)
         super().__init__(optimizer, factor, last_epoch)
+        if not wrapped:  # torch counts the optimizer's steps for a warning, with a call around each of them
+            vars(optimizer).pop("step", None)
 
     def step(self, epoch: int | None = None) -> None:
         """Moves to the next step's rate; torch's own does the same with a warning's bookkeeping on top."""
@@ -40,10 +43,9 @@ class Schedule(LambdaLR):
     def apply(self) -> None:
         """Sets the rates of the step at which this stands."""
         factor = self.factor(self.last_epoch)
-        rates = [base * factor for base in self.base_lrs]
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        self._last_lr = rates
+        self._last_lr = rates = [base * factor for base in self.base_lrs]
+        for i, group in enumerate(self.optimizer.param_groups):
+            group["lr"] = rates[i]
 
     def state_dict(self) -> dict[str, Any]:
         """As of a LambdaLR, with a rate for each group that the optimizer saves; the factor itself is no state."""

@@ -165,6 +165,7 @@ class Trainer(Making, Evaluating, Keeping):
         self._flos_per_token: float | None = None
         self._own_prepare = type(self)._prepare_inputs is not Trainer._prepare_inputs
         self._own_prepare |= type(self)._prepare_input is not Trainer._prepare_input
+        self._moves, self._plain_backward = True, False  # known once the engine runs
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """A new model from `model_init`."""
@@ -362,10 +363,10 @@ class Trainer(Making, Evaluating, Keeping):
 
     def epoch_at(self, epoch: int, steps: int) -> float:
         """The epoch as a fraction, `steps` optimizer steps into number `epoch`."""
-        size, batches = self.args.gradient_accumulation_steps, self._batches_per_epoch
-        if math.isinf(batches):
+        batches = self._batches_per_epoch
+        if batches == math.inf:
             return epoch + steps / max(1, self.state.max_steps)
-        return epoch + min(steps * size, batches) / batches
+        return epoch + min(steps * self.args.gradient_accumulation_steps, batches) / batches
 
     def logs_after(self, step: int, last_of_epoch: bool) -> bool:
         """Whether the arguments have the step logged that is about to be done."""
@@ -414,12 +415,19 @@ class Trainer(Making, Evaluating, Keeping):
     def begin(self, resumed: dict[str, Any] | None) -> None:
         """The engine is about to train, all of a checkpoint taken: tells callbacks, and evaluates where asked."""
         self.model.train()
-        progress = self.engine.progress
+        engine = self.engine
+        self._moves = self._own_prepare or engine.strategy.root_device.type != "cpu"
+        plan = self.adapter._running("training").plan
+        heard = plan.hooks.on_before_backward or plan.hooks.on_after_backward
+        self._plain_backward = not heard and plan.backward is None and type(self.accelerator) is Accelerator
+        progress = engine.progress
         set_epoch(self._engine_loader, progress.epoch)
         if resumed is not None:
             self.losses.load_state_dict(resumed["losses"])
             self.losses.total, self.losses.total_steps = 0.0, 0
             self.control.should_epoch_stop = resumed["stop_epoch"]
+            if resumed["stop_epoch"]:
+                self.adapter.end_epoch()
             self.control.should_training_stop = resumed["stop"] and resumed["max_steps"] == self.state.max_steps
         if progress.step:
             setup.use_learning_rate(self)
@@ -468,7 +476,8 @@ class Trainer(Making, Evaluating, Keeping):
         """
         if not model.training:
             model.train()
-        inputs = self._prepare_inputs(inputs)
+        if self._moves:
+            inputs = self._prepare_inputs(inputs)
         count: dict[str, Any] = {"num_items_in_batch": num_items_in_batch} if self._loss_takes_count else {}
         if self._plain_context:
             loss = self.compute_loss(model, inputs, **count)
@@ -483,7 +492,10 @@ class Trainer(Making, Evaluating, Keeping):
                 loss = loss * weight
         if loss.dim():
             loss = loss.mean()
-        self.accelerator.backward(loss)
+        if self._plain_backward:
+            loss.backward()
+        else:
+            self.accelerator.backward(loss)
         return loss.detach()
 
     def compute_loss(
@@ -555,11 +567,7 @@ class Trainer(Making, Evaluating, Keeping):
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch on the model's device."""
-        return (
-            self._prepare_input(inputs)
-            if self._own_prepare or self.engine.strategy.root_device.type != "cpu"
-            else (inputs)
-        )
+        return self._prepare_input(inputs)
 
     def _prepare_input(self, data: Any) -> Any:
         """Any part of a batch on the model's device."""
