@@ -36,7 +36,7 @@ class CallbackHandler:
     def add_callback(self, callback: Any) -> None:
         """Adds a callback, or one made from a class; a second of the same class is told of, and added all the same."""
         made = callback() if isinstance(callback, type) else callback
-        if any(type(made) is type(known) for known in self.callbacks):
+        if not isinstance(made, LoggerCallback) and any(type(made) is type(known) for known in self.callbacks):
             warn(f"There are two callbacks of the class {type(made).__name__} now; both hear every event.")
         self.callbacks.append(made)
 

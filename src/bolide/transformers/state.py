@@ -138,7 +138,7 @@ class PredictionOutput(NamedTuple):
 
     predictions: Any
     label_ids: Any
-    metrics: dict[str, float] | None
+    metrics: dict[str, float]
 
 
 class EvalLoopOutput(NamedTuple):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bolide.core.errors import ConfigError, UserCodeError
 from bolide.core.messages import info, warn
 from bolide.data.loaders import length_of, set_epoch
-from bolide.seed import seed_everything
+from bolide.seed import generators, seed_everything, set_generators
 from bolide.trainer.trainer import Trainer as Engine
 from bolide.transformers import callbacks as flow
 from bolide.transformers import loss as losses
@@ -280,7 +280,7 @@ class Trainer(Making, Evaluating, Keeping):
     def _train_with_smaller_batches(self, resume: Any) -> state.TrainOutput:
         """Starts again from the first weights, with 0.9 times the batch, until memory suffices."""
         first = copy.deepcopy({name: value.detach().cpu() for name, value in self.model.state_dict().items()})
-        given = self.optimizer
+        given, states = self.optimizer, generators()
         while True:
             try:
                 return self._train_once(resume)
@@ -300,6 +300,7 @@ class Trainer(Making, Evaluating, Keeping):
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
             self.model.load_state_dict(first)
+            set_generators(states)
 
     def _train_once(self, resume: Any) -> state.TrainOutput:
         args = self.args
@@ -325,6 +326,7 @@ class Trainer(Making, Evaluating, Keeping):
         self.control.should_training_stop = False
         self.losses = LossRecord(args.logging_nan_inf_filter)
         self._engine = self._new_engine()
+        self.model.train()
         remove_noise = setup.add_neftune(args, self.model)
         try:
             if self.state.max_steps > 0:
@@ -414,7 +416,6 @@ class Trainer(Making, Evaluating, Keeping):
 
     def begin(self, resumed: dict[str, Any] | None) -> None:
         """The engine is about to train, all of a checkpoint taken: tells callbacks, and evaluates where asked."""
-        self.model.train()
         engine = self.engine
         self._moves = self._own_prepare or engine.strategy.root_device.type != "cpu"
         plan = self.adapter._running("training").plan
