@@ -7,6 +7,7 @@ engine; the trainer of the second door makes both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ class Adapter(LightningModule):
         self.automatic_optimization = False
         self.owner = owner
         self.model = model
+        self.__dict__["net"] = model  # the same, found without a module's look-up
+        self.hears_within_steps = True
 
     # ------------------------------------------------------------------ weights under the model's own names
 
@@ -55,6 +58,8 @@ class Adapter(LightningModule):
         """The trainer's optimizer and scheduler, built now that the model is where it trains."""
         owner = self.owner
         owner.create_optimizer_and_scheduler(owner.state.max_steps)
+        if self._running("configure_optimizers").precision.row.autocast is not None:
+            self.__dict__["training_step"] = self.mixed_training_step
         # a norm is a sum of floats, and the order of its terms is that of the model
         self.in_model_order: Any = SimpleNamespace(param_groups=[{"params": list(self.model.parameters())}])
         return [owner.optimizer], [owner.lr_scheduler]
@@ -69,33 +74,31 @@ class Adapter(LightningModule):
         if self.__dict__.pop("on_train_batch_start", None) is not None:
             self.trainer._bump()
 
+    def mixed_training_step(self, batch: Any, batch_idx: int) -> None:
+        """`training_step`, where mixed precision is for the loss alone, which asks for it itself."""
+        with torch.autocast(self._running("training_step").precision.device.type, enabled=False):
+            type(self).training_step(self, batch, batch_idx)
+
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One optimizer step: a batch, or a window of them."""
-        run = self._running("training_step")
-        if run.precision.row.autocast is None:
-            self.optimizer_step_of(run, batch)
-        else:  # mixed precision is for the loss alone, which asks for it itself
-            with torch.autocast(run.precision.device.type, enabled=False):
-                self.optimizer_step_of(run, batch)
-
-    def optimizer_step_of(self, run: Run, batch: Any) -> None:
-        """As above, in full precision but for the loss."""
-        owner = self.owner
-        control, heard = owner.control, owner.callback_handler.listeners
+        owner, run, net = self.owner, self.__dict__["_run"], self.net
+        control, handler, record = owner.control, owner.callback_handler, owner.losses
+        more: tuple[Any, ...] = ()
         control.should_log = control.should_evaluate = control.should_save = False
-        if heard("on_step_begin"):
+        if self.hears_within_steps:
             owner.tell("on_step_begin")
         window = batch if batch.__class__ is Window else (batch,)
-        window, count = owner.weigh(window)
-        model, record, final, total = self.model, owner.losses, len(window) - 1, None
-        more = (count,) if owner.step_takes_count else ()
+        if owner.weighs:
+            window, count = owner.weigh(window)
+            more = (count,) if owner.step_takes_count else ()
+        final, total = len(window) - 1, None
         for i, inputs in enumerate(window):
             if final:
                 owner.is_last_of_step = i == final
                 run.strategy.set_sync(i == final)
             if owner.loss_weights is not None:
                 owner.loss_weight = owner.loss_weights[i]
-            loss = owner.training_step(model, inputs, *more)
+            loss = owner.training_step(net, inputs, *more)
             total = loss if total is None else total + loss
             if owner.counts_work:
                 owner.count_work(inputs)
@@ -104,15 +107,15 @@ class Adapter(LightningModule):
         owner.loss_weight = None
         record.add(total)
 
-        optimizer, scaler = run.optimizers[0], run.precision.scaler
+        optimizer, scaler, progress = run.optimizers[0], run.precision.scaler, run.progress
         if scaler is not None:
             scaler.unscale_(optimizer)
         if owner.args.max_grad_norm:
             record.norm = run.strategy.clip(self.in_model_order, owner.args.max_grad_norm, "norm")
-        else:
+        elif progress.step + 1 >= handler.quiet_until or progress.is_last_batch:
             record.norm = self.norm_where_logged(run)
         record.lr = optimizer.param_groups[0]["lr"]
-        if heard("on_pre_optimizer_step"):
+        if self.hears_within_steps:
             owner.tell("on_pre_optimizer_step")
         skipped = False
         if scaler is None:
@@ -122,9 +125,9 @@ class Adapter(LightningModule):
             scaler.step(optimizer)
             scaler.update()
             skipped = scaler.get_scale() < before
-        run.progress.commit_step()
+        progress.commit_step()
         run.stepped_in_batch = True
-        if heard("on_optimizer_step"):
+        if self.hears_within_steps:
             owner.tell("on_optimizer_step")
         if owner.steps_scheduler and not skipped:
             owner.lr_scheduler.step()
@@ -159,7 +162,10 @@ class Bridge(Checkpoint):
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Training begins, or goes on."""
-        self.owner.begin(self.resumed)
+        owner = self.owner
+        owner.begin(self.resumed)
+        owner.callback_handler.quiet_until = 0
+        owner.adapter.hears_within_steps = owner.callback_handler.hears_within_steps
         self.resumed = None
         self.stop_where_asked(trainer)
 
@@ -175,18 +181,25 @@ class Bridge(Checkpoint):
     ) -> None:
         """An optimizer step is over."""
         owner = self.owner
-        state = owner.state
-        progress = trainer.progress
-        state.global_step = progress.step
-        state.epoch = owner.epoch_at(progress.epoch, progress.batch)
+        state, progress, handler = owner.state, trainer.progress, owner.callback_handler
+        step = state.global_step = progress.step
+        batches = owner.batches_per_epoch
+        if batches != math.inf:
+            state.epoch = progress.epoch + min(progress.batch * owner.window_size, batches) / batches
+        else:
+            state.epoch = progress.epoch + progress.batch / max(1, state.max_steps)
+        if step < handler.quiet_until:
+            return
         control = owner.tell("on_step_end")
         if control.should_log or control.should_evaluate or control.should_save:
             owner.act()
-        control = owner.control
-        if control.should_training_stop or progress.step >= state.max_steps:
+            control = owner.control
+        if control.should_training_stop or step >= state.max_steps:
             trainer.should_stop = True
         if control.should_epoch_stop:
             owner.adapter.end_epoch()
+        owner.adapter.hears_within_steps = handler.hears_within_steps
+        handler.look_ahead(owner.args, state)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """An epoch is over."""

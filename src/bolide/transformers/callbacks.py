@@ -7,6 +7,7 @@ log, evaluate, save and stop. Who calls: the trainer and its adapter.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,15 +24,37 @@ Hear = Callable[..., Any]
 class CallbackHandler:
     """The callbacks in their order, and what each is given with an event.
 
-    `callbacks` may be changed at any time. `more` holds what goes to every event: model, optimizer, loaders.
+    `callbacks` may be changed at any time. `more` holds what goes to every event: model, optimizer, loaders. Before the
+    step `quiet_until` nobody needs to hear that a step is over.
     """
 
     def __init__(self, callbacks: Iterable[Any], **more: Any) -> None:
         self._heard: dict[str, tuple[Hear, ...]] = {}
-        self.callbacks: list[Any] = WatchedList([], self._heard.clear)
+        self.quiet_until = 0
+        self.callbacks: list[Any] = WatchedList([], self._changed)
         self.more = more
         for callback in callbacks:
             self.add_callback(callback)
+
+    def _changed(self) -> None:
+        self._heard.clear()
+        self.quiet_until = 0
+
+    @property
+    def hears_within_steps(self) -> bool:
+        """Whether anybody hears an event within a step."""
+        within = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
+        return any(self.listeners(event) for event in within)
+
+    def look_ahead(self, args: Any, state: Any) -> None:
+        """Finds the next step whose end somebody must hear of: those that come with the trainer say so themselves."""
+        step = state.global_step
+        found = [state.max_steps]
+        for hear in self.listeners("on_step_end"):
+            callback = getattr(hear, "__self__", None)
+            known = type(callback).__dict__.get("next_step")
+            found.append(known(callback, args, state) if known is not None else step + 1)
+        self.quiet_until = max(step + 1, min(found))
 
     def add_callback(self, callback: Any) -> None:
         """Adds a callback, or one made from a class; a second of the same class is told of, and added all the same."""
@@ -121,6 +144,18 @@ class DefaultFlowCallback(TrainerCallback):
             if args.eval_strategy == "steps":
                 control.should_evaluate = True
 
+    def next_step(self, args: Any, state: Any) -> int:
+        """The next step at which something may be due."""
+        step = state.global_step
+        found = [state.max_steps]
+        if args.logging_first_step:
+            found.append(max(step, 0) + 1 if step < 1 else state.max_steps)
+        for name in ("logging", "eval", "save"):
+            if getattr(args, f"{name}_strategy") == "steps":
+                every = getattr(state, f"{name}_steps")
+                found.append((step // every + 1) * every)
+        return int(min(found))
+
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Looks at the epochs."""
         if args.logging_strategy == "epoch":
@@ -136,6 +171,8 @@ class ProgressCallback(TrainerCallback):
 
     def __init__(self, max_str_len: int = 100) -> None:
         self.bar: Any = None
+        self.shown_s = 0.0
+        self.stride = 1
         self.eval_bar: Any = None
         self.max_str_len = max_str_len
 
@@ -147,7 +184,14 @@ class ProgressCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Moves it on."""
         if self.bar is not None:
-            self.bar.update()
+            self.bar.update(state.global_step - self.bar.n)
+
+    def next_step(self, args: Any, state: Any) -> int:
+        """The step at which the bar moves next: about ten times a second."""
+        now_s = time.monotonic()
+        passed_s, self.shown_s = now_s - self.shown_s, now_s
+        self.stride = min(self.stride * 2, 1000) if passed_s < REFRESH_S else max(1, self.stride // 2)
+        return int(state.global_step + self.stride)
 
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
@@ -181,6 +225,7 @@ class ProgressCallback(TrainerCallback):
         """Closes the bar."""
         self._close_eval()
         if self.bar is not None:
+            self.bar.update(state.global_step - self.bar.n)
             self.bar.close()
             self.bar = None
 
@@ -292,6 +337,9 @@ def tracker_name(key: str) -> str:
             return f"{prefix}/{key[len(prefix) + 1 :]}"
     return f"train/{key}"
 
+
+REFRESH_S = 0.1
+"""How often a bar moves, about."""
 
 DEFAULT_CALLBACKS = [DefaultFlowCallback]
 DEFAULT_PROGRESS_CALLBACK = ProgressCallback

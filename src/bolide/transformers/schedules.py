@@ -37,8 +37,11 @@ class Schedule(LambdaLR):
             super().step(epoch)
             return
         self._step_count += 1
-        self.last_epoch += 1
-        self.apply()
+        self.last_epoch = step = self.last_epoch + 1
+        factor = self.factor(step)
+        self._last_lr = rates = [base * factor for base in self.base_lrs]
+        for i, group in enumerate(self.optimizer.param_groups):
+            group["lr"] = rates[i]
 
     def apply(self) -> None:
         """Sets the rates of the step at which this stands."""

@@ -156,6 +156,7 @@ class Trainer(Making, Evaluating, Keeping):
             self.model_accepts_loss_kwargs or self.compute_loss_func is not None or own_loss
         )
         self.uses_count: bool | None = self.loss_is_scaled_for_ga if self._passes_count else False
+        self.weighs = self._own_samples or self._passes_count or self.args.gradient_accumulation_steps > 1
         own_context = type(self).compute_loss_context_manager is not Trainer.compute_loss_context_manager
         own_context |= type(self).autocast_smart_context_manager is not Trainer.autocast_smart_context_manager
         self._plain_context = not own_context and not (self.args.fp16 or self.args.bf16)
@@ -354,7 +355,7 @@ class Trainer(Making, Evaluating, Keeping):
             else:
                 run.max_steps = math.ceil(args.num_train_epochs * updates)
                 run.num_train_epochs = math.ceil(args.num_train_epochs)
-        self._batches_per_epoch = batches
+        self.batches_per_epoch, self.window_size = batches, args.gradient_accumulation_steps
         for name in ("logging_steps", "eval_steps", "save_steps"):
             every = getattr(args, name)
             if every is not None:
@@ -362,13 +363,6 @@ class Trainer(Making, Evaluating, Keeping):
         run.epoch = 0
         run.is_hyper_param_search = self._trial is not None
         self.state = run
-
-    def epoch_at(self, epoch: int, steps: int) -> float:
-        """The epoch as a fraction, `steps` optimizer steps into number `epoch`."""
-        batches = self._batches_per_epoch
-        if batches == math.inf:
-            return epoch + steps / max(1, self.state.max_steps)
-        return epoch + min(steps * self.args.gradient_accumulation_steps, batches) / batches
 
     def logs_after(self, step: int, last_of_epoch: bool) -> bool:
         """Whether the arguments have the step logged that is about to be done."""
@@ -479,10 +473,10 @@ class Trainer(Making, Evaluating, Keeping):
             model.train()
         if self._moves:
             inputs = self._prepare_inputs(inputs)
-        count: dict[str, Any] = {"num_items_in_batch": num_items_in_batch} if self._loss_takes_count else {}
-        if self._plain_context:
-            loss = self.compute_loss(model, inputs, **count)
+        if self._plain_context and num_items_in_batch is None:
+            loss = self.compute_loss(model, inputs)
         else:
+            count: dict[str, Any] = {"num_items_in_batch": num_items_in_batch} if self._loss_takes_count else {}
             with self.compute_loss_context_manager():
                 loss = self.compute_loss(model, inputs, **count)
         weight = self.loss_weight
