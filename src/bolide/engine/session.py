@@ -162,7 +162,7 @@ def open_fit(run: Run, ckpt_path: str | None) -> None:
     set_up(run)
     checkpoint = None
     if ckpt_path is not None:
-        checkpoint = read_checkpoint(ckpt_path)
+        checkpoint = read(run, ckpt_path)
         restore_module(run, checkpoint, ckpt_path, fitting=True)
     run.precision.convert_module(module)
     run.optimizers = run.strategy.prepare(module, lambda: build_optimizers(run))
@@ -194,7 +194,7 @@ def open_other(run: Run, stage: str, ckpt_path: str | None) -> Hooks:
     attach(run, stage)
     set_up(run)
     if ckpt_path is not None:
-        restore_module(run, read_checkpoint(ckpt_path), ckpt_path, fitting=False)
+        restore_module(run, read(run, ckpt_path), ckpt_path, fitting=False)
         info(f"The weights are those of {ckpt_path}.")
     run.precision.convert_module(module)
     run.strategy.prepare(module, None)
@@ -202,6 +202,12 @@ def open_other(run: Run, stage: str, ckpt_path: str | None) -> Hooks:
     module.zero_grad()
     run.log.epoch = run.progress.epoch
     return resolve(run.receivers(), run.log)
+
+
+def read(run: Run, path: str) -> dict[str, Any]:
+    """A checkpoint, by the format that the run writes: the user's own where one was given."""
+    own = run.strategy.checkpoint_io
+    return read_checkpoint(path) if own is None else own.load_checkpoint(path)
 
 
 def build_optimizers(run: Run) -> list[Any]:
