@@ -20,6 +20,7 @@ from bolide.core.messages import warn_once
 from bolide.core.states import RunningStage
 from bolide.data.batches import batches, started
 from bolide.data.loaders import Source, length_of
+from bolide.engine import rank_log, ranks
 from bolide.engine.plan import UserStep, check_loader_idx, transfer_of, user_step
 from bolide.engine.signals import StopAsked
 from bolide.log import to_numbers
@@ -87,6 +88,8 @@ def evaluate(
     # within a fit the batch that was just trained on is not counted yet, where it ended in a step
     axis = progress.stepped_batches - (0 if standalone or not run.batch_stepped else 1)
     with no_gradients(run, standalone):
+        if run.strategy.distributed:
+            run.strategy.sync_buffers()  # type: ignore[attr-defined]
         open_data()
         sources = [s if limit is None else Source(s.loader, min(s.count, limit), s.sized) for s in data.sources]
         several = len(sources) > 1
@@ -110,14 +113,19 @@ def evaluate(
                 fetched.append(
                     evaluate_loader(run, told, source, iterator, i, several, user, OVERRIDES[step_name], counter)
                 )
+                if ranks.several(run):
+                    if ranks.agree_on_break(run, f"the end of {name} loader {i}"):
+                        raise StopAsked
+                    rank_log.reduce_epoch_values(run, f"{name} loader {i}", fetched[-1])
                 log.close_epoch_values()
                 if several and run.state.stage != RunningStage.SANITY_CHECKING:
                     log.publish()
-            refuse_empty(sources, fetched, name)
+            refuse_empty(sources, ranks.fetched_by_any(run, fetched), name)
             log.in_batch = False
             log.select_loader(None)
             for hook in told.epoch_end:
                 hook()
+            rank_log.reduce_epoch_values(run, f"the end of {name}")
             log.publish()
             results = [to_numbers(found) for found in log.by_loader()] if sources else []
             if name == "validation":
@@ -183,8 +191,10 @@ def evaluate_loader(
             log.write(log.current(), count, count)
             steps_logged[loader_idx] = count + 1
         log.close_batch()
-        if run.signals.received is not None and not run.signals.at_once:
-            raise StopAsked
+        if run.signals.heard is not None and not run.signals.at_once:
+            if not run.signals.shared:
+                raise StopAsked
+            break  # the others are told at the end of the pass, and break it off, too
     return batch_idx + 1
 
 
