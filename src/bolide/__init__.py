@@ -30,7 +30,7 @@ _NAMES = {
     "seed_everything": "bolide.seed",
 }
 _MODULES = (
-    "accelerators", "callbacks", "demos", "loggers", "plugins", "profilers", "strategies", "trainer", "tuner",
+    "accelerators", "callbacks", "data", "demos", "loggers", "plugins", "profilers", "strategies", "trainer", "tuner",
     "utilities",
 )  # fmt: skip
 

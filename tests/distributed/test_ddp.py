@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bolide as pl
 from bolide.strategies import DDPStrategy
-from tests.distributed.support import Net, batches, data, in_ranks, trainer
+from tests.distributed.support import Net, batches, in_ranks, trainer
 
 
 class Manual(Net):

@@ -23,6 +23,7 @@ from bolide.data.loaders import Source, length_of
 from bolide.engine import rank_log, ranks
 from bolide.engine.plan import UserStep, check_loader_idx, transfer_of, user_step
 from bolide.engine.signals import StopAsked
+from bolide.launch.group import is_watched
 from bolide.log import to_numbers
 
 if TYPE_CHECKING:
@@ -161,6 +162,8 @@ def evaluate_loader(
     """One pass over one loader, with its batch hooks; returns how many batches there were."""
     log, transfer = run.log, transfer_of(run)
     pairs = batches(source, iterator, look_ahead=math.isinf(source.count))
+    if is_watched():
+        pairs = ranks.beating(run, pairs)
     if user.takes_iterator:
         pairs = Handed.over(pairs, source)
     which = (loader_idx,) if several else ()

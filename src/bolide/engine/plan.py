@@ -20,8 +20,9 @@ from bolide.core.hooks import HOOKS, Hooks, is_internal, is_saver, overrides, re
 from bolide.core.messages import warn_once
 from bolide.engine import optimizers as opt
 from bolide.engine import step
-from bolide.engine.ranks import backward_over_ranks, over_ranks, rank_step
+from bolide.engine.ranks import backward_over_ranks, beating, over_ranks, rank_step
 from bolide.engine.veto import vetoes_of, with_vetoes
+from bolide.launch.group import is_watched
 
 if TYPE_CHECKING:
     from bolide.engine.run import Run
@@ -125,6 +126,8 @@ def fetch_wrappers_of(run: Run) -> tuple[Callable[[Any], Any], ...]:
     """What callbacks put around the training batches of an epoch: `wrap_fetches(batches)`, where they have it."""
     found = (getattr(callback, "wrap_fetches", None) for callback in run.trainer.callbacks)
     ranks = (partial(over_ranks, run),) if run.strategy.distributed else ()
+    if not ranks and is_watched():
+        ranks = (partial(beating, run),)
     return (*ranks, *(wrap for wrap in found if callable(wrap)))
 
 

@@ -13,6 +13,8 @@ from bolide.data.batches import batches
 from bolide.engine.evaluate import Handed, from_eval, no_gradients, to_eval
 from bolide.engine.ordered import in_order
 from bolide.engine.plan import check_loader_idx, transfer_of, user_step
+from bolide.engine.ranks import beating
+from bolide.launch.group import is_watched
 
 if TYPE_CHECKING:
     from bolide.engine.run import EvalData, Run
@@ -49,6 +51,8 @@ def predict(
                 iterator = source.iterate() if source.count > 0 else iter(())
             which = (i,) if several else ()
             pairs = batches(source, iterator, look_ahead=False)
+            if is_watched():
+                pairs = beating(run, pairs)
             for batch_idx, (batch, _) in enumerate(Handed.over(pairs, source) if user.takes_iterator else pairs):
                 if transfer is not None and not user.takes_iterator:
                     batch = transfer(batch, i)

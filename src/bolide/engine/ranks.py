@@ -26,6 +26,7 @@ from bolide.core.messages import info, warn_once
 from bolide.data.samplers import Part, shares_of
 from bolide.data.samplers import over_ranks as split_loaders
 from bolide.engine.step import check_loss, window
+from bolide.launch.group import Heartbeat
 
 if TYPE_CHECKING:
     from bolide.engine.run import Run
@@ -196,6 +197,15 @@ def over_ranks(run: Run, pairs: Iterator[tuple[Any, bool]]) -> Iterator[tuple[An
         strategy.heartbeat.beat(run.progress.total_batches)
         yield from counted(run, batch, last)
         number += 1
+
+
+def beating(run: Run, pairs: Iterator[Any]) -> Iterator[Any]:
+    """The same batches, with word to the agent before each that this process is alive."""
+    heartbeat = getattr(run.strategy, "heartbeat", None) or Heartbeat(0)
+    for pair in pairs:
+        heartbeat.beat(run.progress.total_batches)
+        yield pair
+    heartbeat.beat(run.progress.total_batches)
 
 
 def counted(run: Run, batch: Any, last: bool) -> Iterator[tuple[Any, bool]]:

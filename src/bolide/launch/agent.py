@@ -252,6 +252,9 @@ class Agent(LocalElasticAgent):
         furthest = self.beats.furthest()
         if furthest > self._furthest:
             self._furthest = furthest
+            used = self.spec.max_restarts - self._remaining_restarts
+            # both, so that the number of the attempt, which is what lies between them, goes on counting
+            self.spec.max_restarts = used + self.launch.max_restarts
             self._remaining_restarts = self.launch.max_restarts
 
     # ------------------------------------------------------------------ the report

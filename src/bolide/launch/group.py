@@ -19,7 +19,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from bolide.core import env
@@ -131,6 +130,6 @@ class Heartbeat:
             self._path.write_text(str(batches), encoding="ascii")
 
 
-def backend_of(device: torch.device) -> str:
-    """The backend that moves tensors of `device`."""
-    return "nccl" if device.type == "cuda" else "gloo"
+def is_watched() -> bool:
+    """Whether an agent looks for this rank's signs of life."""
+    return env.get("BOLIDE_HEARTBEATS") is not None

@@ -6,6 +6,7 @@ order of summation that makes resumed runs the same to the bit.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -71,12 +72,14 @@ class DDPStrategy(ParallelStrategy):
         **kwargs: Any,
     ) -> None:
         own = {name: kwargs.pop(name) for name in list(kwargs) if name in DDP_ARGUMENTS}
-        try:
-            super().__init__(**kwargs)
-        except TypeError as error:
-            unknown = [name for name in kwargs if f"'{name}'" in str(error)]
-            hint = did_you_mean(unknown[0], DDP_ARGUMENTS) if unknown else ""
-            raise ConfigError(f"DDPStrategy({', '.join(unknown)}=...) is no argument of it.{hint}") from error
+        known = (*DDP_ARGUMENTS, *inspect.signature(ParallelStrategy.__init__).parameters)
+        unknown = [name for name in kwargs if name not in known]
+        if unknown:
+            raise ConfigError(
+                f"DDPStrategy({unknown[0]}=...) is no argument of it, nor of torch's DistributedDataParallel."
+                + did_you_mean(unknown[0], known)
+            )
+        super().__init__(**kwargs)
         self._ddp_kwargs = own
         self._comm = (ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
         if ddp_comm_wrapper is not None and ddp_comm_hook is None:

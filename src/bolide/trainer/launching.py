@@ -14,14 +14,31 @@ from torch.utils._pytree import tree_map
 from bolide import collectives
 from bolide.checkpoint.state import keyed
 from bolide.core import env
+from bolide.core.messages import warn_once
 from bolide.core.states import TrainerStatus
 from bolide.launch.environments import LightningEnvironment, restart_count
-from bolide.launch.script import how_to_start
+from bolide.launch.script import how_to_start, script_command
 from bolide.trainer.checks import checked_module, split_data
 from bolide.trainer.paths import go_on_in, resolve_ckpt_path
 
 if TYPE_CHECKING:
     from bolide.trainer.trainer import Trainer
+
+
+def starts_ranks(trainer: Trainer) -> bool:
+    """Whether a function of the trainer is run in other processes: several are asked for, or one that is watched."""
+    resilience, world = trainer.config.resilience, trainer._world
+    watched = bool(resilience.max_restarts) or resilience.hang_timeout_s is not None
+    if watched and world.launched and env.get("BOLIDE_AGENT_PID") is None:
+        warn_once(
+            "resilience={'max_restarts': ..., 'hang_timeout_s': ...} is for processes that Bolide starts; these were "
+            "started by a launcher, which has settings of its own (torchrun --max-restarts)"
+        )
+    if world.starts_ranks:
+        return True
+    # a single rank of an agent of its own finds itself started by torch's agent
+    return watched and env.get("TORCHELASTIC_RUN_ID") is None and script_command() is not None
+
 
 NEEDED = {"fit": ("training_step",), "validate": ("validation_step",), "test": ("test_step",)}
 
@@ -46,6 +63,8 @@ def run_as_ranks(trainer: Trainer, fn: str, **arguments: Any) -> Any:
     if start == "script":
         from bolide.launch.agent import Launch, run_ranks
 
+        if str(arguments["ckpt_path"]) == "auto" and env.get("BOLIDE_RUN_DIR") is None:
+            resolve_ckpt_path(trainer, fn, "auto", model_given=True)  # the loggers take the folder that it goes on in
         if env.get("BOLIDE_RUN_DIR") is None and trainer.log_dir is not None:
             env.set("BOLIDE_RUN_DIR", str(trainer.log_dir))
         launch = Launch(
@@ -57,6 +76,11 @@ def run_as_ranks(trainer: Trainer, fn: str, **arguments: Any) -> Any:
         raise SystemExit(run_ranks(launch))
     from bolide.launch.processes import run_in_processes
 
+    if resilience.max_restarts or resilience.hang_timeout_s is not None:
+        warn_once(
+            "resilience={'max_restarts': ..., 'hang_timeout_s': ...} has no effect where processes are spawned or "
+            "forked from a running program: put the training into a script of its own"
+        )
     arguments["model"] = module
     answer = run_in_processes(_as_rank, (trainer, fn, arguments), world.local_world_size, fork=start == "fork")
     return _take_over(trainer, fn, module, arguments["datamodule"], answer)
@@ -71,6 +95,10 @@ def _as_rank(trainer: Trainer, fn: str, arguments: dict[str, Any]) -> dict[str, 
     strategy.world, strategy.environment = trainer._world, LightningEnvironment()
     strategy.open(trainer._world.device)
     trainer._log = trainer._new_log()
+    # what was handed to a spawned process lies in memory that all of them share: each trains weights of its own
+    with torch.no_grad():
+        for tensor in (*arguments["model"].parameters(), *arguments["model"].buffers()):
+            tensor.data = tensor.data.clone()
     result = getattr(trainer, fn)(**arguments)
     if not trainer.is_global_zero:
         return None

@@ -219,7 +219,7 @@ class Trainer(TrainerProperties):
         Raises:
             MisconfigurationException: the module, loaders or checkpoint cannot be used; the text says what to write.
         """
-        if self._world.starts_ranks:
+        if launching.starts_ranks(self):
             launching.run_as_ranks(
                 self, "fit", model=model, train_dataloaders=train_dataloaders, val_dataloaders=val_dataloaders,
                 datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only,
@@ -312,7 +312,7 @@ class Trainer(TrainerProperties):
         """
         if return_predictions not in (None, True, False, "ordered"):
             raise ConfigError(f"return_predictions={return_predictions!r} must be True, False or 'ordered'")
-        if self._world.starts_ranks:
+        if launching.starts_ranks(self):
             return launching.run_as_ranks(
                 self, "predict", model=model, dataloaders=dataloaders, datamodule=datamodule,
                 return_predictions=return_predictions, ckpt_path=ckpt_path, weights_only=weights_only,
@@ -385,7 +385,7 @@ class Trainer(TrainerProperties):
         datamodule: Any,
         weights_only: bool | None,
     ) -> list[dict[str, float]]:
-        if self._world.starts_ranks:
+        if launching.starts_ranks(self):
             return launching.run_as_ranks(  # type: ignore[no-any-return]
                 self, fn, model=model, dataloaders=loaders, datamodule=datamodule, ckpt_path=ckpt_path,
                 weights_only=weights_only, verbose=verbose,
