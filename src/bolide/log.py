@@ -326,6 +326,9 @@ class Log:
         if self.batch is not None:
             self.batch = None
             self.unpublished = True
+            if self.journal is not None:  # of a batch that does not count
+                self.rewind()
+                self.close_journal()
 
     def enter(self, loop: str, loaders: int = 1) -> tuple[Collection, bool, bool]:
         """Makes `loop` the one that is logged to, emptied; returns what `leave` puts back."""

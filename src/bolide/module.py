@@ -266,9 +266,10 @@ class LightningModule(HyperparametersMixin, DataHooks, nn.Module):
         return self.device.type == "cuda"
 
     @property
-    def device_mesh(self) -> None:
-        """The mesh of devices; None on one device."""
-        return None
+    def device_mesh(self) -> Any:
+        """The mesh of processes that the strategy splits a model over; None where there is none."""
+        trainer = self._trainer_or_none()
+        return getattr(trainer.strategy, "device_mesh", None) if trainer is not None else None
 
     @property
     def example_input_array(self) -> Any:

@@ -70,7 +70,7 @@ def test_all_problems_come_in_one_error_before_anything_is_built() -> None:
         ({"devices": []}, "devices"),
         ({"devices": "all"}, "devices"),
         ({"strategy": "ddpp"}, "strategy"),
-        ({"strategy": "fsdp"}, "strategy"),
+        ({"strategy": "xla"}, "strategy"),
         ({"strategy": "deepspeed_stage_3"}, "strategy"),
         ({"strategy": "dpd"}, "strategy"),
         ({"accelerator": "tpu"}, "accelerator"),

@@ -23,12 +23,8 @@ def add_parser(commands: Any) -> None:
         "each, with the same --endpoint and --run-id.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--nproc", default="auto", metavar="N", help="processes on this machine (auto: one a GPU)"
-    )
-    parser.add_argument(
-        "--nnodes", default="1", metavar="N", help="machines, or the least and the most: 1:4"
-    )
+    parser.add_argument("--nproc", default="auto", metavar="N", help="processes on this machine (auto: one a GPU)")
+    parser.add_argument("--nnodes", default="1", metavar="N", help="machines, or the least and the most: 1:4")
     parser.add_argument("--endpoint", metavar="HOST:PORT", help="where the machines meet; needed for several")
     parser.add_argument("--run-id", metavar="NAME", default="bolide", help="the same on all machines (%(default)s)")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="restarts of a failed group (0)")

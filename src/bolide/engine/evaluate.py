@@ -164,10 +164,19 @@ def evaluate_loader(
     pairs = batches(source, iterator, look_ahead=math.isinf(source.count))
     if is_watched():
         pairs = ranks.beating(run, pairs)
-    if user.takes_iterator:
-        pairs = Handed.over(pairs, source)
     which = (loader_idx,) if several else ()
     batch_idx = -1
+
+    def ghost(batch: Any) -> None:
+        log.scope = spec
+        batch = batch if transfer is None else transfer(batch, loader_idx)
+        args = (batch, batch_idx) if user.wants_batch_idx else (batch,)
+        user.call(*args, *(which if user.wants_loader_idx else ()))
+
+    if run.strategy.distributed:
+        pairs = ranks.in_company(run, pairs, ghost)
+    if user.takes_iterator:
+        pairs = Handed.over(pairs, source)
     for batch_idx, (batch, _) in enumerate(pairs):
         if transfer is not None and not user.takes_iterator:
             batch = transfer(batch, loader_idx)
@@ -197,7 +206,8 @@ def evaluate_loader(
         if run.signals.heard is not None and not run.signals.at_once:
             if not run.signals.shared:
                 raise StopAsked
-            break  # the others are told at the end of the pass, and break it off, too
+            if not getattr(run.strategy, "sharded", False):
+                break  # the others are told at the end of the pass, and break it off, too
     return batch_idx + 1
 
 

@@ -32,6 +32,7 @@ def in_order(run: Run, outputs: list[Any], loader: Any) -> list[Any]:
     if everyone is None:
         return []
     dealt = isinstance(getattr(loader, "batch_sampler", None), RankBatches)
+    everyone = [everyone[rank] for rank in run.strategy.counting_ranks]  # type: ignore[attr-defined]
     found: list[Any] = []
     for number in range(max(map(len, everyone))):
         parts = [rank[number] for rank in everyone if number < len(rank)]

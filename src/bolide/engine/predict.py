@@ -13,7 +13,7 @@ from bolide.data.batches import batches
 from bolide.engine.evaluate import Handed, from_eval, no_gradients, to_eval
 from bolide.engine.ordered import in_order
 from bolide.engine.plan import check_loader_idx, transfer_of, user_step
-from bolide.engine.ranks import beating
+from bolide.engine.ranks import beating, in_company
 from bolide.launch.group import is_watched
 
 if TYPE_CHECKING:
@@ -53,6 +53,14 @@ def predict(
             pairs = batches(source, iterator, look_ahead=False)
             if is_watched():
                 pairs = beating(run, pairs)
+
+            def ghost(batch: Any, which: tuple[int, ...] = which, i: int = i) -> None:
+                batch = batch if transfer is None else transfer(batch, i)
+                args = (batch, 0) if user.wants_batch_idx else (batch,)
+                user.call(*args, *(which if user.wants_loader_idx else ()))
+
+            if run.strategy.distributed:
+                pairs = in_company(run, pairs, ghost)
             for batch_idx, (batch, _) in enumerate(Handed.over(pairs, source) if user.takes_iterator else pairs):
                 if transfer is not None and not user.takes_iterator:
                     batch = transfer(batch, i)

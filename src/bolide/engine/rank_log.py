@@ -79,8 +79,9 @@ def reduce_epoch_values(run: Run, where: str, batches: int = 1) -> None:
         total, weight = slot._reduced()
         values += [math.nan if total is None else float(total), float(weight)]
     gathered = collectives.gather_numbers(f"values of {where}", values)
+    counted = [gathered[rank] for rank in run.strategy.counting_ranks]  # type: ignore[attr-defined]
     for i, slot in enumerate(own):
-        slot.agreed = _combined(slot, [(row[2 * i], row[2 * i + 1]) for row in gathered], run)
+        slot.agreed = _combined(slot, [(row[2 * i], row[2 * i + 1]) for row in counted], run)
 
 
 def _combined(slot: Slot, parts: list[tuple[float, float]], run: Run) -> torch.Tensor:
@@ -172,6 +173,7 @@ def reduce_step_values(run: Run) -> None:
         return
     values = [float(as_metric_tensor(slot.last)) for slot in slots.values()]
     gathered = collectives.gather_numbers("step values", values)
+    gathered = [gathered[rank] for rank in run.strategy.counting_ranks]  # type: ignore[attr-defined]
     for i, slot in enumerate(slots.values()):
         column = [row[i] for row in gathered]
         made = {"mean": sum(column) / len(column), "sum": sum(column), "min": min(column), "max": max(column)}

@@ -27,6 +27,7 @@ from bolide.data.samplers import Part, shares_of
 from bolide.data.samplers import over_ranks as split_loaders
 from bolide.engine.step import check_loss, window
 from bolide.launch.group import Heartbeat
+from bolide.log import load_metric_states, metric_states
 
 if TYPE_CHECKING:
     from bolide.engine.run import Run
@@ -216,9 +217,6 @@ def counted(run: Run, batch: Any, last: bool) -> Iterator[tuple[Any, bool]]:
         run.log.open_journal()
     yield batch, last
     strategy.share = 1.0
-    if ghost:
-        run.log.rewind()
-        run.log.close_journal()
 
 
 def _joined(run: Run, pairs: Iterator[tuple[Any, bool]], number: int) -> Iterator[tuple[Any, bool]]:
@@ -334,6 +332,42 @@ def agree_on_break(run: Run, where: str) -> bool:
     return bool(found)
 
 
+def in_company(run: Run, pairs: Iterator[Any], ghost: Callable[[Any], Any]) -> Iterator[Any]:
+    """The batches of an evaluation where a forward pass needs all ranks: who is through goes along with the others.
+
+    Such a rank gives its last batch to `ghost`, which runs the step on it; nothing of that counts. Ends for all where
+    any has heard a signal.
+    """
+    if not getattr(run.strategy, "sharded", False) or not several(run):
+        yield from pairs
+        return
+    pair = next(pairs, None)
+    last = pair
+    first = True
+    while True:
+        heard = run.signals.heard is not None and not run.signals.at_once
+        rows = collectives.gather_numbers("a batch of an evaluation", [float(pair is not None), float(heard)])
+        present = [bool(row[0]) for row in rows]
+        if not any(present) or any(row[1] for row in rows):
+            return
+        if first and not all(present):  # a rank that never had one goes along with another's
+            lent = collectives.broadcast(pair, present.index(True))
+            last = last if last is not None else lent
+        first = False
+        if pair is not None:
+            yield pair
+            pair = next(pairs, None)
+            last = pair if pair is not None else last
+        else:
+            log, before = run.log, metric_states(run.module)
+            log.open_journal()
+            ghost(last[0])
+            log.scope = None
+            log.rewind()
+            log.close_journal()
+            load_metric_states(run.module, before)
+
+
 def fetched_by_any(run: Run, fetched: list[int]) -> list[int]:
     """How many batches of each loader any rank had: one of several may have none, where there are few."""
     if not several(run):
@@ -397,11 +431,27 @@ PER_RANK = ("rng", "data", "log", "gradients")
 
 def of_all_ranks(run: Run, own: dict[str, Any]) -> dict[str, Any]:
     """The run's state with that of the other ranks in it, on the first one; it alone writes. All must call it."""
+    shape = {
+        "world_size": run.strategy.world_size,
+        "accumulate": run.trainer.accumulate_grad_batches,
+        "batch_size": batch_size_of(run),
+    }
     if not several(run):
-        return own
-    everyone = collectives.gather_to_zero({name: own[name] for name in PER_RANK})
-    accumulate = run.trainer.accumulate_grad_batches
-    return {**own, "ranks": everyone, "world_size": run.strategy.world_size, "accumulate": accumulate}
+        return {**own, **shape}
+    return {**own, **shape, "ranks": collectives.gather_to_zero({name: own[name] for name in PER_RANK})}
+
+
+def batch_size_of(run: Run) -> int | None:
+    """How many samples a batch of one rank has, where the training loader says so."""
+    loader = getattr(run.train, "loader", None)
+    sampler = getattr(loader, "batch_sampler", None)
+    size = getattr(sampler if sampler is not None else loader, "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def other_size(run: Run, saved: dict[str, Any] | None) -> bool:
+    """Whether a state was saved by another number of processes than there are now."""
+    return saved is not None and "rng" in saved and saved.get("world_size", 1) != run.strategy.world_size
 
 
 def of_this_rank(run: Run, saved: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -416,30 +466,36 @@ def of_this_rank(run: Run, saved: dict[str, Any] | None) -> dict[str, Any] | Non
     parts = saved.get("ranks") or [{name: saved[name] for name in PER_RANK}]
     if before == now:
         return {**saved, **parts[run.strategy.global_rank]}
-    rescale(run, before, now, saved.get("accumulate", run.trainer.accumulate_grad_batches))
+    rescale(run, saved)
     return {**saved, **parts[run.strategy.global_rank % before], "data": parts[0]["data"], "gradients": None}
 
 
-def rescale(run: Run, before: int, now: int, accumulate: int) -> None:
+def rescale(run: Run, saved: dict[str, Any]) -> None:
     """Goes on with another number of ranks: batches are counted anew, and accumulated so that a step's samples stay.
 
     Raises:
         CheckpointError: they do not divide.
     """
     trainer, progress = run.trainer, run.progress
-    samples = accumulate * before  # of one step, in batches of one rank
-    open_batches = progress.batch * before if progress.mid_epoch else 0
-    if samples % now or open_batches % now:
+    before, now = saved.get("world_size", 1), run.strategy.world_size
+    accumulate = saved.get("accumulate", 1)
+    size, size_now = saved.get("batch_size"), batch_size_of(run)
+    if size is None or size_now is None:
+        size = size_now = 1  # batches whose size nobody knows are taken to be alike
+    step, done, each = accumulate * before * size, progress.batch * before * size, now * size_now
+    done = done if progress.mid_epoch else 0
+    if step % each or done % each:
         raise CheckpointError(
-            f"The checkpoint was saved by {before} process(es) with accumulate_grad_batches={accumulate}, and now "
-            f"there are {now}: a step's {samples} batches, and the {open_batches} done in this epoch, do not divide by "
-            f"{now}. "
-            "Use a number of processes that divides them, or start from its weights alone"
+            f"The checkpoint was saved by {before} process(es) with batches of {size} and "
+            f"accumulate_grad_batches={accumulate}, which makes {step} to a step; {done} were done in its epoch. {now} "
+            f"process(es) with batches of {size_now} take {each} at a time, which does not divide that. Change the "
+            "batch size or the number of processes so that it does, or start a new fit from its weights"
         )
-    trainer.accumulate_grad_batches = samples // now
-    progress.batch = progress.batch * before // now
-    progress.total_batches = progress.total_batches * before // now
+    trainer.accumulate_grad_batches = step // each
+    if progress.mid_epoch:
+        progress.batch = done // each
+    progress.total_batches = progress.total_batches * before * size // each
     info(
-        f"The checkpoint was saved by {before} process(es), and there are {now} now: "
-        f"accumulate_grad_batches={samples // now} keeps the samples of each step."
+        f"The checkpoint was saved by {before} process(es), and now there are {now}: "
+        f"accumulate_grad_batches={step // each} keeps the samples of each step."
     )

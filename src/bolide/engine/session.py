@@ -174,7 +174,10 @@ def open_fit(run: Run, ckpt_path: str | None) -> None:
     if checkpoint is not None and ckpt_path is not None:
         restore_training(run, checkpoint, ckpt_path)
         info(f"Going on from {ckpt_path}: epoch {run.progress.epoch}, step {run.progress.step}.")
-        restore_run(run, ranks.of_this_rank(run, checkpoint.get("bolide")))
+        saved = checkpoint.get("bolide")
+        if ranks.other_size(run, saved) and run.train is None:
+            fit_loop.load_train(run)  # the size of its batches tells how far the run is
+        restore_run(run, ranks.of_this_rank(run, saved))
         del checkpoint
     if run.version != run.plan.version or run.restored:
         run.plan = plans.build(run)

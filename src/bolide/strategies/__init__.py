@@ -13,7 +13,9 @@ from bolide.strategies.ddp import DDPStrategy
 from bolide.strategies.parallel import ParallelStrategy
 from bolide.strategies.strategy import SingleDeviceStrategy, Strategy
 
-__all__ = ["DDPStrategy", "ParallelStrategy", "SingleDeviceStrategy", "Strategy"]
+__all__ = [
+    "DDPStrategy", "FSDPStrategy", "ModelParallelStrategy", "ParallelStrategy", "SingleDeviceStrategy", "Strategy",
+]  # fmt: skip
 
 _STARTS: dict[str, str | None] = {"": None, "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 _UNUSED: dict[str, dict[str, Any]] = {
@@ -28,14 +30,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Names that stand for a DDPStrategy with these arguments."""
 
-NAMES = ("auto", "single_device", *PRESETS)
+FSDP_PRESETS: dict[str, dict[str, Any]] = {"fsdp": {}, "fsdp_cpu_offload": {"cpu_offload": True}}
+"""Names that stand for a FSDPStrategy with these arguments."""
+
+NAMES = ("auto", "single_device", *PRESETS, *FSDP_PRESETS)
 NOT_BUILT_NAMES = (
-    "fsdp", "fsdp_cpu_offload", "deepspeed", "deepspeed_stage_1", "deepspeed_stage_2",
+    "deepspeed", "deepspeed_stage_1", "deepspeed_stage_2",
     "deepspeed_stage_2_offload", "deepspeed_stage_3", "deepspeed_stage_3_offload", "deepspeed_stage_3_offload_nvme",
     "xla", "xla_debug", "single_xla", "single_tpu",
 )  # fmt: skip
 NOT_BUILT_CLASSES = (
-    "FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAStrategy", "SingleDeviceXLAStrategy",
+    "DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy",
 )  # fmt: skip
 
 
@@ -51,6 +56,12 @@ def resolve_strategy(strategy: Any, several: bool = False) -> tuple[Strategy, li
         made = DDPStrategy(**PRESETS[strategy])
         made.strategy_name = strategy
         return made, []
+    if isinstance(strategy, str) and strategy in FSDP_PRESETS:
+        from bolide.strategies.fsdp import FSDPStrategy
+
+        sharded = FSDPStrategy(**FSDP_PRESETS[strategy])
+        sharded.strategy_name = strategy
+        return sharded, []
     if strategy in NOT_BUILT_NAMES:
         return SingleDeviceStrategy(), [
             f"strategy={strategy!r} is not built in this version of Bolide; write strategy='ddp' to run many processes"
@@ -66,6 +77,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"bolide.strategies.{name} is not built in this version of Bolide; DDPStrategy runs many processes"
         )
+    if name == "FSDPStrategy":  # torch's sharding is imported by who uses it
+        from bolide.strategies.fsdp import FSDPStrategy
+
+        return FSDPStrategy
+    if name == "ModelParallelStrategy":
+        from bolide.strategies.model_parallel import ModelParallelStrategy
+
+        return ModelParallelStrategy
     found = submodule(__name__, name)
     if found is not None:
         return found

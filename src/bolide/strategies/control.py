@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 FLAGS = ("stop", "sigterm", "sigint", "queue", "nothing")
@@ -64,6 +65,13 @@ class ControlWord(nn.Module):
                 self._tell(late, scale)
             return
         self._tell(word, scale)
+
+    def exchange(self, ranks: int) -> None:
+        """The same by a collective of its own, for strategies whose gradients do not carry it. All ranks call it."""
+        word = self._flags(self.carrier.detach())
+        dist.all_reduce(word)
+        self.carrier.grad = word
+        self.read(ranks, mean=False)
 
     def _tell(self, word: Tensor, scale: int) -> None:
         values = word.tolist()

@@ -165,6 +165,11 @@ class ParallelStrategy(Strategy):
         return self.world_size
 
     @property
+    def counting_ranks(self) -> list[int]:
+        """The processes that together have read each sample once."""
+        return list(range(self.world_size))
+
+    @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
         """Arguments of a distributed sampler of one's own."""
         return {"num_replicas": self.data_size, "rank": self.data_rank}

@@ -102,6 +102,18 @@ class Strategy:
     def start(self, exact: bool = False) -> None:
         """A run begins: opens the group of processes. `exact` asks for the same bits however often it is resumed."""
 
+    def optimizer_state(self, optimizer: Optimizable) -> dict[str, Any]:
+        """The state of an optimizer as a file holds it."""
+        return optimizer.state_dict()
+
+    def load_optimizer(self, optimizer: Optimizable, state: dict[str, Any]) -> None:
+        """Takes the state of an optimizer from a file."""
+        optimizer.load_state_dict(state)
+
+    def localized(self, module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Weights of a file as `module`, which may be spread over processes, takes them."""
+        return state
+
     def bind(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """What is called in the place of the module's method `name`, which is `method`."""
         return method
