@@ -144,7 +144,7 @@ def on_rank_zero(fn: Callable[[], T]) -> T:
         raise failure
     if not done:
         raise FailedOnRankZero(f"Rank 0 failed: {value}")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def reduce(tensor: Tensor, operation: str = "mean", group: Any = None) -> Tensor:

@@ -169,8 +169,8 @@ def resolve_world(
                 "machine by torchrun --nnodes, srun, or bolide launch --nnodes"
             )
         rank = env.rank() if size == 1 else 0
-        here = World(device, rank, world_size=size, local_world_size=count, num_nodes=nodes, indices=tuple(indices))
-        return here, wrong
+        place = World(device, rank, world_size=size, local_world_size=count, num_nodes=nodes, indices=tuple(indices))
+        return place, wrong
     local_size = launcher.local_world_size()
     if local_size is not None and devices not in ("auto", None) and count != local_size:
         wrong.append(

@@ -231,7 +231,8 @@ def shares_of(loader: Any) -> dict[int, float]:
         return shares_of(loader.flattened[0]) if len(loader.flattened) == 1 else {}
     for name in ("batch_sampler", "sampler"):
         found = getattr(loader, name, None)
-        found = getattr(found, "sampler", found) if not hasattr(found, "shares") else found
-        if hasattr(found, "shares"):
-            return found.shares  # type: ignore[no-any-return]
+        for one in (found, getattr(found, "sampler", None)):
+            shares = getattr(one, "shares", None)
+            if shares is not None:
+                return dict(shares)
     return {}

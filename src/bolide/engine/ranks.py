@@ -361,6 +361,7 @@ def in_company(run: Run, pairs: Iterator[Any], ghost: Callable[[Any], Any]) -> I
         else:
             log, before = run.log, metric_states(run.module)
             log.open_journal()
+            assert last is not None
             ghost(last[0])
             log.scope = None
             log.rewind()

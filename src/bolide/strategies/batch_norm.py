@@ -29,7 +29,8 @@ class RankBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         use_batch = self.training or (self.running_mean is None and self.running_var is None)
         if not use_batch or collectives.size() == 1:
-            return super().forward(input)
+            plain: Tensor = super().forward(input)
+            return plain
         from torch.distributed.nn.functional import all_reduce
 
         dims = [0, *range(2, input.dim())]
@@ -41,10 +42,11 @@ class RankBatchNorm(_BatchNorm):
         if self.training and self.track_running_stats:
             self._track(mean.detach(), variance.detach() * total / (total - 1).clamp(min=1))
         shape = [1, channels, *[1] * (input.dim() - 2)]
-        output = (input - mean.view(shape)) * torch.rsqrt(variance.view(shape) + self.eps)
+        output: Tensor = (input - mean.view(shape)) * torch.rsqrt(variance.view(shape) + self.eps)
         if self.weight is None:
             return output
-        return output * self.weight.view(shape) + self.bias.view(shape)
+        output = output * self.weight.view(shape) + self.bias.view(shape)
+        return output
 
     def _track(self, mean: Tensor, variance: Tensor) -> None:
         assert self.running_mean is not None and self.running_var is not None
@@ -59,7 +61,8 @@ class RankBatchNorm(_BatchNorm):
 def convert(module: nn.Module, device: torch.device) -> nn.Module:
     """`module` with each batch norm exchanged for one over all ranks, weights and running values kept."""
     if device.type != "cpu":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        return converted
     if isinstance(module, _BatchNorm) and not isinstance(module, (RankBatchNorm, nn.SyncBatchNorm)):
         made = RankBatchNorm(
             module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats

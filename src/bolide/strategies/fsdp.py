@@ -192,12 +192,12 @@ def mixed_policy(asked: Any) -> MixedPrecisionPolicy:
         return asked
     if asked is None:
         return MixedPrecisionPolicy()
-    dtypes = {name: getattr(asked, name, None) for name in ("param_dtype", "reduce_dtype")}
-    if not any(dtypes.values()):
+    param, reduce = getattr(asked, "param_dtype", None), getattr(asked, "reduce_dtype", None)
+    if param is None and reduce is None:
         raise ConfigError(
             f"FSDPStrategy(mixed_precision={asked!r}) must be a torch.distributed.fsdp.MixedPrecisionPolicy"
         )
-    return MixedPrecisionPolicy(**dtypes)
+    return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
 
 
 def chosen(policy: Any) -> Callable[[nn.Module], bool]:

@@ -386,7 +386,7 @@ class Trainer(TrainerProperties):
         weights_only: bool | None,
     ) -> list[dict[str, float]]:
         if launching.starts_ranks(self):
-            return launching.run_as_ranks(  # type: ignore[no-any-return]
+            return launching.run_as_ranks(
                 self, fn, model=model, dataloaders=loaders, datamodule=datamodule, ckpt_path=ckpt_path,
                 weights_only=weights_only, verbose=verbose,
             )  # fmt: skip
