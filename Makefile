@@ -38,6 +38,7 @@ test-all: lint $(STAMPS)/test  ## lint, then all tests, the slow ones too
 
 chaos: $(STAMPS)/test  ## kill training runs at every turn, and compare what they end with
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) tests/chaos $(PYTEST)
+	$(ONE_THREAD) $(BIN)/python -m tests.chaos.peer
 
 lint: $(STAMPS)/test  ## ruff and mypy
 	$(BIN)/ruff check $(SOURCES)
@@ -48,11 +49,12 @@ format: $(STAMPS)/test  ## put the sources in the form that lint asks for
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-bench: $(STAMPS)/bench  ## what a step costs, against a hand-written loop and the peers
+bench: $(STAMPS)/bench  ## what steps, saves and going on cost, against a hand-written loop and the peers
 	$(BIN)/python benchmarks/import_time.py
 	$(ONE_THREAD) $(BIN)/python benchmarks/tensor_loader.py
-	$(ONE_THREAD) $(BIN)/python benchmarks/step_pairs.py
-	$(ONE_THREAD) $(BIN)/python benchmarks/step_cost.py $(BENCH)
+	$(ONE_THREAD) $(BIN)/python benchmarks/step_cost.py --turns 150 --markdown $(BENCH)
+	$(ONE_THREAD) $(BIN)/python benchmarks/checkpoint.py
+	$(ONE_THREAD) $(BIN)/python benchmarks/resume.py
 
 clean:  ## remove the environment, caches and builds
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -11,9 +11,15 @@ from 1 is what this machine's noise makes of nothing.
 
     python benchmarks/step_cost.py                 # all that can be imported
     python benchmarks/step_cost.py --only raw,lightning --work mlp --mode bare
+    python benchmarks/step_cost.py --turns 200     # for a machine that other work shares, see below
     python benchmarks/step_cost.py --json out.json
     python benchmarks/step_cost.py --markdown      # ends with the table that stands in the README
     python benchmarks/step_cost.py --markdown --rows out.json     # that table, from an earlier run
+
+With `--turns` all contestants train at the same time, each in a thread of its own, and only one of them runs: after
+some ten milliseconds of steps its loader hands over to the next, in an order that is drawn anew each time. What the
+machine does to one turn it does to the turns beside it, and the median of the ratios is steady to a percent or so
+where whole fits differ by half. `best` is that median then.
 
 Two modes:
   bare  nothing but the steps: no logger, no progress bar, no checkpoint
@@ -25,15 +31,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import io
 import json
 import logging
 import os
 import platform
+import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from importlib import metadata
@@ -94,6 +103,7 @@ def batches(work: str, count: int):
 
 
 MODELS = {"mlp": Mlp, "cnn": Cnn, "gpt": Gpt}
+CHUNK = {"mlp": 25, "cnn": 6, "gpt": 2}
 STEPS = {"mlp": (200, 1200), "cnn": (50, 250), "gpt": (20, 80)}
 
 
@@ -107,9 +117,70 @@ class Loader:
         return self.steps
 
     def __iter__(self):
-        pool = self.pool
+        pool, hand_over = self.pool, turns.of_this_thread()
         for i in range(self.steps):
+            if hand_over is not None:
+                hand_over()
             yield pool[i & 15]
+
+
+class Turns:
+    """Lets threads run one at a time, some steps each, and keeps how long each turn took."""
+
+    def __init__(self):
+        self.local = threading.local()
+
+    def of_this_thread(self):
+        """What a loader calls before each batch; None where nobody takes turns."""
+        return getattr(self.local, "hand_over", None)
+
+    def run(self, jobs, chunk, count):
+        """Runs the `jobs` by name, `count` turns of `chunk` steps each; returns seconds a step by name and turn.
+
+        A job's first turn, with all that comes before its second batch, is not counted, nor is what comes after.
+        """
+        back, times, order = threading.Semaphore(0), {name: [] for name in jobs}, random.Random(0)
+        go = {name: threading.Semaphore(0) for name in jobs}
+        failed = {}
+
+        def work(name, job):
+            steps, start = 0, 0.0
+
+            def hand_over():
+                nonlocal steps, start
+                steps += 1
+                if steps % chunk == 0 and steps // chunk <= count + 1:
+                    if start:
+                        times[name].append((time.perf_counter() - start) / chunk)
+                    back.release()
+                    go[name].acquire()
+                    start = time.perf_counter()
+
+            self.local.hand_over = hand_over
+            go[name].acquire()
+            try:
+                job()
+            except Exception as e:  # a contestant that is not there
+                failed[name] = f"{type(e).__name__}: {e}"
+            back.release()
+
+        threads = {name: threading.Thread(target=work, args=(name, job), daemon=True) for name, job in jobs.items()}
+        for thread in threads.values():
+            thread.start()
+        names = list(jobs)
+        for _ in range(count + 2):
+            order.shuffle(names)  # nobody always runs after the same other
+            for name in names:
+                if threads[name].is_alive() and name not in failed:
+                    go[name].release()
+                    back.acquire()
+        for name, thread in threads.items():
+            go[name].release()
+            thread.join()
+        return times, failed
+
+
+turns = Turns()
 
 
 def fresh(work: str):
@@ -240,7 +311,11 @@ def _hf_like(tr, work, steps, real, out):
             return steps
 
         def __getitem__(self, i):
+            if hand_over is not None:
+                hand_over()
             return self.pool[i & 15]
+
+    hand_over = turns.of_this_thread()
 
     def collate(items):
         ((x, y),) = items
@@ -466,6 +541,52 @@ def measure(names, works, modes, rounds):
     return rows
 
 
+def measure_in_turns(names, works, modes, count):
+    """As `measure`, with all contestants at once, a few steps each in turn."""
+    rows = []
+    where = f"{processor()}, one thread, Python {platform.python_version()}, {installed()}"
+    for work in works:
+        for mode in modes:
+            chunk, sums = CHUNK[work], {}
+
+            def job(name, out, chunk=chunk, sums=sums, work=work, real=mode == "real"):
+                model = CONTESTANTS[name](work, (count + 3) * chunk, real, out)
+                sums[name] = sum(p.detach().double().sum().item() for p in model.parameters())
+
+            with contextlib.ExitStack() as stack:
+                folders = {n: stack.enter_context(tempfile.TemporaryDirectory()) for n in names}
+                with silenced():
+                    jobs = {n: functools.partial(job, n, folders[n]) for n in names}
+                    times, failed = turns.run(jobs, chunk, count)
+            base = times.get("raw", [])
+            for name in names:
+                if name in failed or not times[name]:
+                    print(f"{work:4} {mode:5} {name:11} not run: {failed.get(name, 'it took no turn')[:100]}")
+                    continue
+                ratios = sorted(a / b for a, b in zip(times[name], base))
+                middle = statistics.median(ratios)
+                row = {
+                    "work": work,
+                    "mode": mode,
+                    "name": name,
+                    "step_us": 1e6 * statistics.median(times[name]),
+                    "ratio": middle,
+                    "ratio_min": ratios[len(ratios) // 4],
+                    "ratio_max": ratios[3 * len(ratios) // 4],
+                    "best": middle,
+                    "same": abs(sums[name] - sums["raw"]) < 1e-3,
+                    "where": where,
+                }
+                rows.append(row)
+                print(
+                    f"{work:4} {mode:5} {name:11} step {row['step_us']:9.1f} us   median x{middle:.3f}"
+                    f"   quartiles {row['ratio_min']:.3f}-{row['ratio_max']:.3f}"
+                    f"   {'same weights' if row['same'] else 'OTHER WEIGHTS'}",
+                    flush=True,
+                )
+    return rows
+
+
 def processor():
     """The processor's name, where the system tells it."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as f:
@@ -512,6 +633,7 @@ def main():
     parser.add_argument("--work", default="mlp,cnn,gpt")
     parser.add_argument("--mode", default="bare,real")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=0, help="all at once, so many turns of a few steps each")
     parser.add_argument("--json", help="write the figures here")
     parser.add_argument("--markdown", action="store_true", help="end with the table of the README")
     parser.add_argument("--rows", help="measure nothing: take the figures that --json wrote")
@@ -520,7 +642,12 @@ def main():
         with open(args.rows) as f:
             rows = json.load(f)
     else:
-        rows = measure(args.only.split(","), args.work.split(","), args.mode.split(","), args.rounds)
+        names, works, modes = args.only.split(","), args.work.split(","), args.mode.split(",")
+        rows = (
+            measure_in_turns(names, works, modes, args.turns)
+            if args.turns
+            else measure(names, works, modes, args.rounds)
+        )
     if args.json:
         with open(args.json, "w") as f:
             json.dump(rows, f, indent=1)

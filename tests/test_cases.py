@@ -370,10 +370,102 @@ def test_c32_without_any_layer_the_trainer_finds_it() -> None:
         trainer(max_epochs=1).fit(Forgetful(), loader(1))
 
 
-# ---------------------------------------------------------------------- of the kind of C24 and C20
+# ---------------------------------------------------------------------- going on, saving, stopping
 
 
-def test_logs_go_on_in_a_folder_that_is_used_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_c10_shuffled_goes_on_with_the_tail_of_the_unbroken_run(tmp_path: Path, workers: int) -> None:
+    def seen(stop: int | None, path: Any) -> list[float]:
+        pl.seed_everything(7, verbose=False)
+        module, fit = OneWeight(), trainer(max_epochs=2)
+        for progress in fit.steps(module, loader(10, shuffle=True, num_workers=workers), ckpt_path=path):
+            if progress.step == stop:
+                fit.save_checkpoint(tmp_path / "x.ckpt")
+                break
+        return [value for _, _, value in module.seen]
+
+    whole, head = seen(None, None), seen(4, None)
+    tail = seen(None, tmp_path / "x.ckpt")
+    assert head + tail == whole and sorted((head + tail)[:10]) == [float(i) for i in range(10)]
+
+
+def test_c19_a_writer_that_fails_half_way_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import bolide.checkpoint.file as files
+
+    def half(checkpoint: Any, file: Any) -> None:
+        if checkpoint["global_step"] > 4:
+            file.write(b"PK half of it")
+            raise OSError(28, "No space left on device")
+        original(checkpoint, file)
+
+    original = torch.save
+    monkeypatch.setattr(files.torch, "save", half)
+    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2, save_last=True)
+    with pytest.raises(OSError, match="No space left"):
+        trainer(max_epochs=1, callbacks=[saver], enable_checkpointing=True).fit(OneWeight(), loader(10))
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch=0-step=4.ckpt", "last.ckpt"]
+
+
+def test_c20_hyperparameters_that_are_no_plain_data(tmp_path: Path) -> None:
+    class Thing:
+        pass
+
+    class Given(OneWeight):
+        def __init__(self, folder: Path, thing: Any = None) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    fit = trainer(max_epochs=1)
+    with pytest.warns(UserWarning, match="thing"):  # what cannot be saved is named
+        fit.fit(Given(Path("a/b"), Thing()), loader(2))
+        fit.save_checkpoint(tmp_path / "x.ckpt")
+    assert torch.load(tmp_path / "x.ckpt", weights_only=True)["hyper_parameters"] == {"folder": "a/b"}
+    with pytest.raises(MisconfigurationException, match=r"thing=\.\.\."):
+        Given.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert Given.load_from_checkpoint(tmp_path / "x.ckpt", thing=Thing()).hparams.folder == Path("a/b")
+    trainer(max_epochs=2).fit(Given(Path("a/b"), Thing()), loader(2), ckpt_path=tmp_path / "x.ckpt")
+
+
+def test_c20_a_name_in_a_file_is_not_called(tmp_path: Path) -> None:
+    fit = trainer(max_epochs=1)
+    fit.fit(OneWeight(), loader(2))
+    fit.save_checkpoint(tmp_path / "x.ckpt")
+    content = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    content["hyper_parameters"] = {"_instantiator": "tests.test_cases._must_not_be_called"}
+    torch.save(content, tmp_path / "y.ckpt")
+    with pytest.raises(CheckpointError, match="asks to call"):
+        OneWeight.load_from_checkpoint(tmp_path / "y.ckpt")
+
+
+def _must_not_be_called(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("a name in a file was called")
+
+
+def test_c27_go_on_if_present_starts_on_a_first_run(tmp_path: Path) -> None:
+    fit = trainer(max_epochs=1, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
+    fit.fit(OneWeight(), loader(3), ckpt_path="auto")
+    assert fit.global_step == 3
+
+
+def test_c27_ctrl_c_reaches_the_caller() -> None:
+    class Interrupted(OneWeight):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                raise KeyboardInterrupt
+            return super().training_step(batch, batch_idx)
+
+    class Ends(Keeping):
+        def finalize(self, status: str) -> None:
+            self.status = status
+
+    logger = Ends()
+    with pytest.raises(KeyboardInterrupt):
+        trainer(max_epochs=1, logger=logger).fit(Interrupted(), loader(5))
+    assert logger.status == "interrupted"
+
+
+def test_c24_logs_go_on_in_a_folder_that_is_used_again(tmp_path: Path) -> None:
     from bolide.loggers import CSVLogger
 
     class Logging(OneWeight):

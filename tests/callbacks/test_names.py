@@ -50,6 +50,7 @@ def test_nothing_heavy_is_imported_before_it_is_asked_for():
         "progress.tqdm_progress.Tqdm", "progress.rich_progress.RichProgressBar",
         "progress.rich_progress.RichProgressBarTheme", "on_exception_checkpoint.OnExceptionCheckpoint",
         "spike.SpikeDetection",
+        "step_record.StepRecord",
     ],
 )  # fmt: skip
 def test_lightnings_module_paths(path):

@@ -72,6 +72,7 @@ def operations_of(tmp_path: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_at_every_file_operation(tmp_path: Path, undisturbed: Any, when: str) -> None:
     total = operations_of(tmp_path)
@@ -92,6 +93,7 @@ def test_killed_at_some_file_operations(tmp_path: Path, undisturbed: Any) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_fifty_random_kills(tmp_path: Path, undisturbed: Any) -> None:
     """Three models, workers or none, up to three kills a run, a third of them within a checkpoint's write."""
     draw = random.Random(50)
@@ -116,6 +118,7 @@ def test_fifty_random_kills(tmp_path: Path, undisturbed: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_work_lost_is_one_save_interval_at_the_most(tmp_path: Path) -> None:
     options = {"net": "mlp", "every": 2, "accumulate": 2}
     draw = random.Random(7)

@@ -7,6 +7,7 @@ in a ledger, outside of checkpoints, so that a repeated or a missing sample show
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -20,11 +21,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-import bolide as pl
-from bolide.callbacks import EarlyStopping, ModelCheckpoint
 from bolide.checkpoint import io
 from bolide.checkpoint.file import read_checkpoint
-from bolide.loggers import CSVLogger
+from tests.chaos.power import Recorder
 
 
 class Samples(Dataset[Any]):
@@ -84,8 +83,15 @@ class Transformer(nn.Module):
 NETS: dict[str, Any] = {"mlp": Mlp, "cnn": Cnn, "transformer": Transformer}
 
 
-class Task(pl.LightningModule):
-    """A classifier that logs by step and epoch, keeps a metric object, and writes down what it consumes."""
+class Steps:
+    """A classifier that logs by step and epoch, keeps a metric object, and writes down what it consumes.
+
+    A LightningModule is made of it, of Bolide's or of Lightning's.
+    """
+
+    log: Any
+    current_epoch: int
+    parameters: Any
 
     def __init__(self, net: str, ledger: Path | None) -> None:
         super().__init__()
@@ -117,9 +123,16 @@ class Task(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def run(out: str, options: dict[str, Any], callbacks: list[Any] | None = None) -> pl.Trainer:
+def library(name: str) -> Any:
+    """The package by whose Trainer a world is run: "bolide", or "lightning"."""
+    return importlib.import_module({"bolide": "bolide", "lightning": "lightning.pytorch"}[name])
+
+
+def run(out: str, options: dict[str, Any], callbacks: list[Any] | None = None) -> Any:
     """One attempt at a world: goes on from what is there, or starts."""
     folder = Path(out)
+    pl = library(options.get("library", "bolide"))
+    task = type("Task", (Steps, pl.LightningModule), {})
     o = {
         "net": "mlp",
         "workers": 0,
@@ -134,6 +147,8 @@ def run(out: str, options: dict[str, Any], callbacks: list[Any] | None = None) -
     folder.mkdir(parents=True, exist_ok=True)
     if "die" in o:
         die_at(*o["die"])
+    if "record" in o:
+        io.operations.listeners.append(Recorder(Path(o["record"]), folder))
     torch.set_num_threads(1)
     pl.seed_everything(5, workers=bool(o.get("keyed")), verbose=False)
     data = Samples(o["n"], NETS[o["net"]].shape, bool(o.get("augment")))
@@ -142,18 +157,19 @@ def run(out: str, options: dict[str, Any], callbacks: list[Any] | None = None) -
         extra["prefetch_factor"] = o["prefetch"]
     train = DataLoader(data, batch_size=4, shuffle=True, num_workers=o["workers"], **extra)
     val = DataLoader(Samples(8, NETS[o["net"]].shape, False), batch_size=4)
-    saver = ModelCheckpoint(
+    saver = pl.callbacks.ModelCheckpoint(
         dirpath=folder / "checkpoints", monitor="val_loss", save_top_k=2, save_last=True,
         every_n_train_steps=o["every"], filename="{epoch}-{step}-{val_loss:.4f}",
     )  # fmt: skip
     trainer = pl.Trainer(
-        max_epochs=o["epochs"], accelerator="cpu", logger=CSVLogger(folder, name="", version=""),
-        callbacks=[saver, EarlyStopping("val_loss", patience=50), *(callbacks or [])], enable_progress_bar=False,
-        enable_model_summary=False, accumulate_grad_batches=o["accumulate"], gradient_clip_val=0.5,
+        max_epochs=o["epochs"], accelerator="cpu", logger=pl.loggers.CSVLogger(folder, name="", version=""),
+        callbacks=[saver, pl.callbacks.EarlyStopping("val_loss", patience=50), *(callbacks or [])],
+        enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=o["accumulate"],
+        gradient_clip_val=0.5,
         val_check_interval=o["val"], log_every_n_steps=1, default_root_dir=folder, num_sanity_val_steps=1,
         precision=o.get("precision", "32-true"),
     )  # fmt: skip
-    trainer.fit(Task(o["net"], folder / "ledger.txt"), train, val, ckpt_path=o["ckpt"])
+    trainer.fit(task(o["net"], folder / "ledger.txt"), train, val, ckpt_path=o["ckpt"])
     trainer.save_checkpoint(folder / "final.ckpt")
     return trainer
 

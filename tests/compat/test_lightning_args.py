@@ -6,6 +6,7 @@ import pytest
 
 from bolide.compat.lightning_args import ROWS, TRAINER_ARGUMENTS, VALUE_ROWS, docs_table, translate, unknown_argument
 from bolide.core.config import RunConfig
+from bolide.core.errors import ConfigError
 
 CALLBACK = object()
 
@@ -260,3 +261,27 @@ def test_the_table_for_the_documentation_has_every_row():
     assert len(lines) == 2 + len(ROWS) + len(VALUE_ROWS)
     assert all(line.count("|") == 4 for line in lines)
     assert any(line.startswith('| `gpus=` | `accelerator="gpu", devices=N` | accepted') for line in lines)
+
+
+def test_old_arguments_of_methods_warn_and_work() -> None:
+    from tests.fixtures import OneWeight, loader, trainer
+
+    class Counting(OneWeight):
+        def test_step(self, batch, batch_idx):
+            self.log("n", 1.0)
+
+        def validation_step(self, batch, batch_idx):
+            self.log("v", 1.0)
+
+    fit = trainer(max_epochs=1)
+    with pytest.warns(FutureWarning, match="write train_dataloaders="):
+        fit.fit(Counting(), train_dataloader=loader(3), val_dataloaders=loader(1))
+    assert fit.global_step == 3
+    with pytest.warns(FutureWarning, match="write dataloaders="):
+        assert fit.validate(Counting(), val_dataloaders=loader(2), verbose=False) == [{"v": 1.0}]
+    with pytest.warns(FutureWarning, match="write dataloaders="):
+        assert fit.test(Counting(), test_dataloaders=loader(2), verbose=False) == [{"n": 1.0}]
+    with pytest.raises(ConfigError, match="given, too"):
+        fit.fit(Counting(), loader(3), train_dataloader=loader(3))
+    with pytest.raises(TypeError, match="no argument 'train_loader'. Did you mean 'train_dataloaders'"):
+        fit.fit(Counting(), train_loader=loader(3))

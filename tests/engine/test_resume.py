@@ -29,7 +29,7 @@ from tests.fixtures import Generated, Idx, OneWeight, loader, trainer
 class Net(pl.LightningModule):
     """Linear with dropout; writes down the first column of what it is given."""
 
-    def __init__(self, plateau: bool = False) -> None:
+    def __init__(self, plateau: str = "") -> None:
         super().__init__()
         self.net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
         self.seen: list[Any] = []
@@ -51,7 +51,7 @@ class Net(pl.LightningModule):
         if not self.plateau:
             return optimizer
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
-        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "loss"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": self.plateau}
 
 
 class Stop(Exception):
@@ -124,7 +124,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 def fit(out: Path, make: Callable[[], Any], cut: int | None, path: str | None, **options: Any) -> Any:
     """One attempt: 3 epochs of 10 batches, saved every 4 steps."""
     torch.manual_seed(3)
-    module = Net(plateau=options.pop("plateau", False))
+    module = Net(plateau=options.pop("plateau", ""))
     callbacks = [
         ModelCheckpoint(dirpath=out, every_n_train_steps=options.pop("every", 4), save_top_k=-1, save_last=True),
         *options.pop("callbacks", []),
@@ -159,7 +159,8 @@ def test_the_rest_is_the_same(tmp_path: Path, kind: str, cut: int) -> None:
         {"precision": "bf16-mixed"},
         {"gradient_clip_val": 0.1},
         {"val_check_interval": 3},
-        {"plateau": True},
+        {"plateau": "loss"},
+        {"plateau": "val", "every": 3, "val_check_interval": 7},
         {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 3})], "every": 2},
         {"reload_dataloaders_every_n_epochs": 1},
         {"check_val_every_n_epoch": None, "val_check_interval": 7},

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bolide as pl
 from bolide.callbacks import Callback, ModelCheckpoint
+from bolide.checkpoint.writer import SaveError
 from bolide.core.errors import SIGTERMException
 from bolide.engine import signals
 from bolide.engine.signals import SignalWatch, act, watched
@@ -331,10 +332,11 @@ class Saver:
         return self.path
 
 
-def fake_run(*savers):
+def fake_run(*savers, finish_saves=lambda: None):
     trainer = SimpleNamespace(
-        checkpoint_callbacks=list(savers), fast_dev_run=False, received_sigterm=False, stop_reason=None
-    )
+        checkpoint_callbacks=list(savers), fast_dev_run=False, received_sigterm=False, stop_reason=None,
+        finish_saves=finish_saves,
+    )  # fmt: skip
     return SimpleNamespace(trainer=trainer, progress=SimpleNamespace(step=7))
 
 
@@ -344,13 +346,13 @@ def heard(signum, queue=None, times=1):
     return watch
 
 
-def test_sigterm_saves_drains_and_raises():
+def test_sigterm_waits_for_the_save_in_flight_saves_and_raises():
     told = []
-    run = fake_run(Saver(told))
+    run = fake_run(Saver(told), finish_saves=lambda: told.append("finish"))
     with pytest.raises(SIGTERMException) as caught:
-        act(run, heard(TERM), lambda: told.append("drain"))
+        act(run, heard(TERM))
     assert caught.value.code == 143 and caught.value.checkpoint_settled
-    assert told == ["save", "drain"]
+    assert told == ["finish", "save"]
     assert run.trainer.received_sigterm and run.trainer.stop_reason == "SIGTERM"
 
 
@@ -365,8 +367,8 @@ def test_ctrl_c_saves_and_reaches_the_caller():
 def test_the_queue_is_asked_after_the_commit():
     told = []
     with pytest.raises(SIGTERMException):
-        act(fake_run(Saver(told)), heard(USR1, Queue(told)), lambda: told.append("drain"))
-    assert told == ["save", "drain", "requeue"]
+        act(fake_run(Saver(told)), heard(USR1, Queue(told)))
+    assert told == ["save", "requeue"]
 
 
 def test_without_a_checkpoint_a_requeue_says_what_it_means():
@@ -376,18 +378,24 @@ def test_without_a_checkpoint_a_requeue_says_what_it_means():
     assert told == ["requeue"]
 
 
-@pytest.mark.parametrize("failing", ["save", "drain"])
-def test_a_save_that_fails_does_not_requeue_and_is_not_settled(failing):
+def test_a_save_that_fails_does_not_requeue_and_is_not_settled():
     told, failure = [], OSError(28, "No space left on device")
-
-    def drain():
-        raise failure
-
-    saver = Saver(told, failure=failure if failing == "save" else None)
     with pytest.warns(UserWarning, match="No space left"), pytest.raises(SIGTERMException) as caught:
-        act(fake_run(saver), heard(USR1, Queue(told)), drain)
+        act(fake_run(Saver(told, failure=failure)), heard(USR1, Queue(told)))
     assert told == ["save"] and caught.value.__cause__ is failure
     assert not hasattr(caught.value, "checkpoint_settled")
+
+
+def test_a_save_in_flight_that_failed_does_not_keep_the_last_one_from_being_made():
+    told = []
+
+    def finish():
+        raise SaveError("The checkpoint 'a.ckpt' could not be saved.")
+
+    run = fake_run(Saver(told), finish_saves=finish)
+    with pytest.warns(UserWarning, match="a.ckpt.*all the same"), pytest.raises(SIGTERMException) as caught:
+        act(run, heard(TERM))
+    assert told == ["save"] and caught.value.checkpoint_settled
 
 
 def test_the_first_callback_that_can_saves_and_no_other():
@@ -401,7 +409,7 @@ def test_the_first_callback_that_can_saves_and_no_other():
 def test_a_second_sigterm_saves_nothing():
     told = []
     with pytest.raises(SIGTERMException) as caught:
-        act(fake_run(Saver(told)), heard(TERM, times=2), lambda: told.append("drain"))
+        act(fake_run(Saver(told)), heard(TERM, times=2))
     assert told == [] and caught.value.checkpoint_settled
 
 

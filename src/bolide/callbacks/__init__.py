@@ -24,6 +24,7 @@ _HOME = {
     "RichModelSummary": "rich_model_summary",
     "RichProgressBar": "progress",
     "SpikeDetection": "spike",
+    "StepRecord": "step_record",
     "TQDMProgressBar": "progress",
     "Timer": "timer",
 }
@@ -59,6 +60,7 @@ __all__ = [
     "RichModelSummary",
     "RichProgressBar",
     "SpikeDetection",
+    "StepRecord",
     "TQDMProgressBar",
     "Timer",
 ]

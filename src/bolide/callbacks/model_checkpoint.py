@@ -1,7 +1,7 @@
 """ModelCheckpoint: saves while a fit runs, keeps the best files and the newest one.
 
 Owns the state (which files are kept, with which score) and the moments at which it looks; every decision is a
-function of checkpoint/policy.py. The file itself is written by `trainer.save_checkpoint`.
+function of checkpoint/policy.py. The files of a moment are written by `trainer.begin_save`, while training goes on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +30,23 @@ from bolide.core.schedule import parse_duration
 if TYPE_CHECKING:
     from bolide.module import LightningModule
     from bolide.trainer.trainer import Trainer
+
+
+KEPT_FIELDS = (
+    "current_score", "best_k_models", "kth_best_model_path", "kth_value", "best_model_score", "best_model_path",
+    "last_model_path", "_last_global_step_saved", "_last_checkpoint_saved",
+)  # fmt: skip
+"""What a ModelCheckpoint knows of its files."""
+
+
+@dataclass
+class Moment:
+    """What a moment of saving comes to. `before` is the callback's state, which a failed save brings back."""
+
+    before: dict[str, Any]
+    paths: list[str] = field(default_factory=list)
+    link: str | None = None  # becomes a symbolic link to the first of the paths
+    superseded: list[str] = field(default_factory=list)  # go once the paths are committed
 
 
 class ModelCheckpoint(Checkpoint):
@@ -126,8 +145,7 @@ class ModelCheckpoint(Checkpoint):
         self._last_time_checked: float | None = None
         self._seen_step = 0
         self._exact_steps = False  # a multiple that several steps of one batch pass over is not due
-        self._kept_now = ""  # the ranked file that was saved in this very moment
-        self._superseded: list[str] = []  # what goes once the new files are committed
+        self._moment = Moment({})
         self._defer_save_until_validation = False
         self._missed = False  # a save was due and the metric was not there
         self._validated = False  # validation has run since training began
@@ -285,9 +303,9 @@ class ModelCheckpoint(Checkpoint):
             return
         if self._last_checkpoint_saved and switched(trainer, "last_is_last_saved"):
             return
-        self._kept_now = ""
+        self._open_moment(trainer)
         self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
-        self._remove_superseded(trainer)
+        self._commit(trainer, wait=True)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Saves what there is, where that was asked for. The ranking stays as it is."""
@@ -301,23 +319,21 @@ class ModelCheckpoint(Checkpoint):
                 "What was saved last is what the run goes on from."
             )
             return
-        candidates = self._monitor_candidates(trainer)
+        moment, candidates = self._open_moment(trainer), self._monitor_candidates(trainer)
         path = self._free_path(trainer, candidates, None)
-        self._save_checkpoint(trainer, path)
-        info(f"{type(exception).__name__}: the state at step {trainer.global_step} was saved to {path}")
-        self._kept_now = path
+        moment.paths.append(path)
         if self.save_last:
             self._save_last_checkpoint(trainer, candidates)
-        self._remove_superseded(trainer)
+        if self._commit(trainer, wait=True):
+            info(f"{type(exception).__name__}: the state at step {trainer.global_step} was saved to {path}")
 
     def save_on_stop(self, trainer: Trainer) -> str | None:
         """Writes the newest state as the last checkpoint, because the run is asked to stop; returns its path."""
         if self.save_weights_only or trainer.fast_dev_run:
             return None
-        self._kept_now = ""
+        self._open_moment(trainer)
         self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
-        self._remove_superseded(trainer)
-        return self.last_model_path
+        return self.last_model_path if self._commit(trainer, wait=True) else None
 
     # ------------------------------------------------------------------ decisions, asked of the policy
 
@@ -363,8 +379,7 @@ class ModelCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer, *, by_batch: bool, may_wait: bool) -> None:
         """A save is due: the ranked file, then the last one, then what they supersede goes."""
-        candidates = self._monitor_candidates(trainer)
-        self._kept_now = ""
+        moment, candidates = self._open_moment(trainer), self._monitor_candidates(trainer)
         self._defer_save_until_validation = False
         if self.monitor is not None and self.save_top_k != 0 and candidates.get(self.monitor) is None:
             if not may_wait:
@@ -374,9 +389,9 @@ class ModelCheckpoint(Checkpoint):
         else:
             self._save_topk_checkpoint(trainer, candidates)
         only_after_ranked = not by_batch and switched(trainer, "last_is_last_saved")
-        if self.save_last and (self._kept_now or not only_after_ranked):
+        if self.save_last and (moment.paths or not only_after_ranked):
             self._save_last_checkpoint(trainer, candidates)
-        self._remove_superseded(trainer)
+        self._commit(trainer)
 
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         """Saves by rank, or the newest where nothing is monitored."""
@@ -405,22 +420,16 @@ class ModelCheckpoint(Checkpoint):
         keeps_all = self.save_top_k == -1 and not switched(trainer, "same_name_is_overwritten")
         path = self._free_path(trainer, monitor_candidates, None, own="" if keeps_all else previous)
         self.best_model_path = path
-        try:
-            self._save_checkpoint(trainer, path)
-        except BaseException:
-            self.best_model_path = previous
-            raise
-        self._kept_now = path
+        self._moment.paths.append(path)
         if self.save_top_k == 1:
-            self._superseded.append(previous)
+            self._moment.superseded.append(previous)
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         """Takes `current` into the ranking and saves. The file holds the ranking with itself in it."""
         score = policy.comparable(current, self.mode)
         lost = policy.losing_places(self.best_k_models, self.save_top_k, self.mode)
-        before = dict(self.best_k_models)
         path = self._free_path(trainer, monitor_candidates, None, own=lost[0] if lost else "")
-        scores = {kept: value for kept, value in before.items() if kept not in lost}
+        scores = {kept: value for kept, value in self.best_k_models.items() if kept not in lost}
         self.current_score = score
         self._take(policy.ranked({**scores, path: score}, self.save_top_k, self.mode))
         if self.verbose:
@@ -428,13 +437,8 @@ class ModelCheckpoint(Checkpoint):
                 f"Epoch {trainer.current_epoch}, step {trainer.global_step}: {self.monitor}={float(current):.5f} is "
                 f"among the best {self.save_top_k}, saved as {path}"
             )
-        try:
-            self._save_checkpoint(trainer, path)
-        except BaseException:
-            self._take(policy.ranked(before, self.save_top_k, self.mode))
-            raise
-        self._kept_now = path
-        self._superseded += lost
+        self._moment.paths.append(path)
+        self._moment.superseded += lost
 
     def _take(self, ranking: policy.Ranking) -> None:
         self.best_k_models = ranking.scores
@@ -442,45 +446,75 @@ class ModelCheckpoint(Checkpoint):
         self.kth_best_model_path, self.kth_value = ranking.worst_path, ranking.worst_score
 
     def _save_last_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
-        """Writes the newest state as the last checkpoint, or links it to the file that was just saved."""
+        """Writes the newest state as the last checkpoint, or links it to the file that is saved at this moment."""
         previous = self.last_model_path
         path = self._free_path(trainer, monitor_candidates, self.CHECKPOINT_NAME_LAST, own=previous)
         self.last_model_path = path
-        if self.save_last == "link" and self._kept_now and not io.is_remote(path):
-            self._link_checkpoint(trainer, self._kept_now, path)
+        if self.save_last == "link" and self._moment.paths and not io.is_remote(path):
+            self._moment.link = path
         else:
-            try:
-                self._save_checkpoint(trainer, path)
-            except BaseException:
-                self.last_model_path = previous
-                raise
-        self._superseded.append(previous)
+            self._moment.paths.append(path)
+        self._moment.superseded.append(previous)
 
-    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        """Writes one file, and tells the loggers once it is committed."""
-        trainer.save_checkpoint(filepath, self.save_weights_only)
+    def _open_moment(self, trainer: Trainer) -> Moment:
+        """A moment of saving begins. What became of the save before it is known first, as it decides this one."""
+        trainer.finish_saves()
+        self._moment = Moment({name: getattr(self, name) for name in KEPT_FIELDS})
+        return self._moment
+
+    def _commit(self, trainer: Trainer, wait: bool = False) -> bool:
+        """Hands the moment's files over to be written. Once they are committed what they supersede goes, and the
+        loggers hear of it; where they could not be written nothing was saved, and nothing goes.
+
+        Args:
+            trainer: the trainer.
+            wait: returns when that is done.
+
+        Returns:
+            With `wait`, whether the files are committed.
+        """
+        moment = self._moment
+        if not moment.paths:
+            return False
         self._last_global_step_saved = trainer.global_step
-        self._last_checkpoint_saved = filepath
-        if trainer.is_global_zero:
-            for logger in trainer.loggers:
-                logger.after_save_checkpoint(weakref.proxy(self))
+        self._last_checkpoint_saved = moment.paths[-1]
+        kept = {*self.best_k_models, self.best_model_path, self.last_model_path}
+        superseded = [path for path in dict.fromkeys(moment.superseded) if path not in kept]
+
+        def tidy() -> None:
+            if moment.link is not None:
+                self._link_checkpoint(trainer, moment.paths[0], moment.link)
+            for path in superseded:
+                if self._should_remove_checkpoint(trainer, path, moment.paths[-1]):
+                    self._remove_checkpoint(trainer, path)
+
+        def tell(paths: list[str]) -> None:
+            for path in paths if trainer.is_global_zero else ():
+                self._last_checkpoint_saved = path
+                for logger in trainer.loggers:
+                    logger.after_save_checkpoint(weakref.proxy(self))
+
+        def go_back(error: BaseException) -> None:
+            for name, value in moment.before.items():
+                setattr(self, name, value)
+
+        # one state for all files of the moment; Lightning collects it anew for each
+        anew = switched(trainer, "saves_within_hooks")
+        for paths in [[path] for path in moment.paths] if anew else [moment.paths]:
+            after = tidy if paths[-1] == moment.paths[-1] else None
+            saving = trainer.begin_save(
+                paths, self.save_weights_only, then=partial(tell, paths), otherwise=go_back, after_commit=after,
+                wait=wait,
+            )  # fmt: skip
+        return wait and saving.committed
 
     @staticmethod
     def _link_checkpoint(trainer: Trainer, filepath: str, linkpath: str) -> None:
         """Makes `linkpath` a symbolic link to `filepath`."""
         if trainer.is_global_zero:
             io.link(filepath, linkpath)
-        trainer.strategy.barrier()
 
     # ------------------------------------------------------------------ deleting
-
-    def _remove_superseded(self, trainer: Trainer) -> None:
-        """Deletes what newer files stand for. They are committed by now."""
-        superseded, self._superseded = self._superseded, []
-        kept = {*self.best_k_models, self.best_model_path, self.last_model_path}
-        for path in dict.fromkeys(superseded):
-            if path not in kept and self._should_remove_checkpoint(trainer, path, self._last_checkpoint_saved):
-                self._remove_checkpoint(trainer, path)
 
     def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
         """Whether the file may go: it lies in this callback's folder, and a user did not name it to go on from."""
@@ -512,7 +546,7 @@ class ModelCheckpoint(Checkpoint):
         return io.join(*(part for part in parts if part))
 
     def _warn_if_dir_not_empty(self, dirpath: str) -> None:
-        if not io.is_remote(dirpath) and io.is_dir(dirpath) and io.list_dir(dirpath):
+        if not io.is_remote(dirpath) and any(not name.startswith(".") for name in io.list_dir(dirpath)):
             warn(f"The checkpoint folder {dirpath} is not empty. What is in it stays; equal names get a version.")
 
     def to_yaml(self, filepath: str | Path | None = None) -> None:

@@ -12,6 +12,7 @@ import re
 import shutil
 import stat
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar
@@ -29,11 +30,13 @@ class Operations:
     def __init__(self) -> None:
         self.count = 0
         self.listeners: list[Listener] = []
+        self._lock = threading.Lock()  # a thread may be writing a checkpoint while another writes metrics
 
     def run(self, kind: str, path: str, operation: Callable[[], T]) -> T:
         """Does one operation, telling the listeners before and after; what they raise stops it."""
-        self.count += 1
-        number = self.count
+        with self._lock:
+            self.count += 1
+            number = self.count
         for listener in self.listeners:
             listener("before", number, kind, path)
         result = operation()

@@ -46,6 +46,7 @@ class RunLock:
         text = os.fspath(folder)
         self.folder = text if io.is_remote(text) else os.path.abspath(io.local_path(text))
         self._descriptor: int | None = None
+        self._made = False
         self._count = 0
 
     @property
@@ -66,6 +67,7 @@ class RunLock:
         if self._count > 1:
             return self.held
         try:
+            self._made = not io.is_remote(self.folder) and not os.path.isdir(self.folder)
             self._descriptor = None if io.is_remote(self.folder) else _lock(self.folder)
         except BaseException:
             self._count = 0
@@ -75,7 +77,7 @@ class RunLock:
         return self.held
 
     def release(self) -> None:
-        """Undoes one `acquire`; the last one frees the folder."""
+        """Undoes one `acquire`; the last one frees the folder, and removes it where it was made and is empty."""
         if self._count == 0:
             return
         self._count -= 1
@@ -85,6 +87,8 @@ class RunLock:
         inherited.discard(self)
         try:
             os.unlink(os.path.join(self.folder, NAME))  # while it is held: who waits for it sees that it is gone
+            if self._made:
+                os.rmdir(self.folder)  # nothing was written there
         except OSError:
             pass
         os.close(descriptor)

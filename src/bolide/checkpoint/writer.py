@@ -195,6 +195,13 @@ class Writer:
         Raises:
             SaveError: on_error is "raise", and the save failed.
         """
+        if not self.join(timeout_s):
+            return False
+        self._settle()
+        return True
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits for the save in flight as `drain` does, and leaves it to a later call to tell its end."""
         if self._pid != os.getpid():
             self._forget()
         if self._thread is not None:
@@ -202,7 +209,6 @@ class Writer:
             if self._thread.is_alive():
                 return False
             self._thread = None
-        self._settle()
         return True
 
     def reserve(self, nbytes: int) -> None:

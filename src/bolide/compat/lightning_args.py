@@ -1,7 +1,7 @@
 """Old Trainer arguments, one row each: what it became, how it is translated, or what to write instead.
 
 Owns the table of arguments that left Lightning's Trainer between 0.x and 2.x, and of old values of arguments that
-stayed. `translate` applies it, `docs_table` prints it. Who calls: Trainer.__init__, with the arguments it does not
+stayed. `translate` applies it, `docs_table` prints it. Who calls: the Trainer, with the arguments that it does not
 know. Hooks and attributes that went are in compat/hooks_args.py.
 """
 
@@ -14,7 +14,8 @@ from typing import Any, Literal
 from bolide.compat import old_converters as to
 from bolide.compat.old_converters import Context, Outcome
 from bolide.core.config import RunConfig
-from bolide.core.errors import did_you_mean
+from bolide.core.errors import ConfigError, did_you_mean
+from bolide.core.messages import warn
 
 Status = Literal["exact", "approximate", "ignored", "error"]
 """exact: the same meaning; approximate: nearly, the warning says how; ignored: it has no effect; error: refused."""
@@ -162,6 +163,39 @@ class _Translation:
             return
         self.new[argument] = value
         self.origin[argument] = spelled
+
+
+METHOD_ARGUMENTS = {
+    "fit": {"train_dataloader": "train_dataloaders", "val_dataloader": "val_dataloaders"},
+    "validate": {"val_dataloaders": "dataloaders"},
+    "test": {"test_dataloaders": "dataloaders"},
+}
+"""Old arguments of the Trainer's methods, and what they are called today."""
+
+
+def method_arguments(method: str, old: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given`, with the `old` arguments of a method under the names of today, each with a warning.
+
+    Args:
+        method: "fit", "validate" or "test".
+        old: the keyword arguments that the method does not have.
+        given: those that it has and that old ones stand for; None where not given.
+
+    Raises:
+        TypeError: an argument that the method never had.
+        ConfigError: the old one and the new one are both given.
+    """
+    found = dict(given)
+    for name, value in old.items():
+        today = METHOD_ARGUMENTS[method].get(name)
+        if today is None:
+            hint = did_you_mean(name, [*given, "model", "datamodule", "ckpt_path", "weights_only"])
+            raise TypeError(f"trainer.{method}() has no argument {name!r}.{hint}")
+        if found[today] is not None:
+            raise ConfigError(f"trainer.{method}({name}=...) is the old name of {today}=, which is given, too")
+        warn(f"trainer.{method}({name}=...): write {today}=...", FutureWarning, stacklevel=3)
+        found[today] = value
+    return found
 
 
 def translate(

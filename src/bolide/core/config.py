@@ -68,7 +68,7 @@ COMPATS = {None: Compat(), "lightning": Compat(*(True for _ in fields(Compat)))}
 class Checkpointing:
     """How checkpoints are written: `Trainer(checkpointing=...)`."""
 
-    async_: bool = False
+    async_: bool = True
     on_save_error: Literal["raise", "warn"] = "raise"
     format: Literal["auto", "file"] = "auto"
 
@@ -104,7 +104,9 @@ class Watch:
 
 
 G = TypeVar("G", Checkpointing, Resilience, Performance, Watch)
-BUILT: frozenset[str] = frozenset({"exact_resume", "max_restarts", "hang_timeout_s"})
+BUILT: frozenset[str] = frozenset(
+    {"exact_resume", "replay", "async_", "on_save_error", "max_restarts", "hang_timeout_s"}
+)
 """Group settings whose mechanism exists; the others are refused where they differ from their default."""
 
 
@@ -332,6 +334,15 @@ def _choices(c: RunConfig) -> Iterator[str]:
         yield f"deterministic={c.deterministic!r} must be True, False or 'warn'"
     if c.compat not in COMPATS:
         yield f"compat={c.compat!r} must be None or 'lightning'"
+    saves = c.checkpointing
+    if saves.on_save_error not in ("raise", "warn"):
+        yield f"checkpointing={{'on_save_error': {saves.on_save_error!r}}} must be 'raise' or 'warn'"
+    for argument, name, value in (
+        ("checkpointing", "async", saves.async_), ("resilience", "exact_resume", c.resilience.exact_resume),
+        ("resilience", "replay", c.resilience.replay),
+    ):  # fmt: skip
+        if not isinstance(value, bool):
+            yield f"{argument}={{{name!r}: {value!r}}} must be True or False"
 
 
 def _not_there(c: RunConfig) -> Iterator[str]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from bolide.checkpoint.snapshot import nbytes_of
 from bolide.core.errors import UserCodeError
 from bolide.core.hooks import overrides
 from bolide.core.messages import PossibleUserWarning, info, warn_once
@@ -32,6 +33,12 @@ from bolide.seed import generators, global_seed, isolate_rng, set_generators
 
 if TYPE_CHECKING:
     from bolide.engine.run import EvalData, Run
+
+READY_FROM_BYTES = 1 << 24
+"""A smaller state is copied in no time, whether the memory was made ready or not."""
+
+MORE_BYTES = 1 << 20
+"""For random states, metrics and what callbacks keep."""
 
 
 def fit(run: Run) -> Iterator[Progress]:
@@ -116,6 +123,7 @@ def fit(run: Run) -> Iterator[Progress]:
         else:
             close_short_epoch(run)
         close_epoch(run, skipped)
+    trainer.finish_saves()
     for hook in run.plan.hooks.on_train_end:
         hook()
     run.phases.switch(IDLE)
@@ -230,11 +238,11 @@ def open_epoch(run: Run, iterator: Any) -> Any:
     else:
         run.train.relimit(train_limit(run))
         ranks.agree_on_length(run)
-    run.validated_this_epoch = False
+    resumed = progress.mid_epoch
+    run.validated_this_epoch = resumed and run.validated_this_epoch
     run.log.epoch = progress.epoch
     run.log.in_batch = False
     set_epoch(run.train.loader, progress.epoch)
-    resumed = progress.mid_epoch
     progress.open_epoch()
     if run.version != run.plan.version:
         run.plan = plans.build(run)
@@ -254,6 +262,9 @@ def open_epoch(run: Run, iterator: Any) -> Any:
 def save_after_batch(run: Run, savers: tuple[Any, ...], validated: bool) -> None:
     """Tells the savers that a batch is over, and with it a validation: all else about it is done."""
     trainer, module, batch_idx = run.trainer, run.module, run.progress.batch - 1
+    run.writer.poll()
+    if not run.memory_is_ready and run.progress.step:
+        make_memory_ready(run)
     run.boundary = ("batch", validated)
     for saver in savers:
         run.saver = saver
@@ -261,6 +272,17 @@ def save_after_batch(run: Run, savers: tuple[Any, ...], validated: bool) -> None
         if validated:
             saver.on_validation_end(trainer, module)
     run.boundary = run.saver = None
+
+
+def make_memory_ready(run: Run) -> None:
+    """Asks for the memory that the first save will copy the state into, now that the optimizer has its own."""
+    run.memory_is_ready = True
+    if run.writer.asynchronous:
+        nbytes = nbytes_of([run.module.state_dict(), [optimizer.state_dict() for optimizer in run.optimizers]])
+        if run.trainer.accumulate_grad_batches > 1:  # a save within a window holds its gradients, too
+            nbytes += nbytes_of([parameter for parameter in run.module.parameters() if parameter.requires_grad])
+        if nbytes >= READY_FROM_BYTES:
+            run.writer.reserve(nbytes + MORE_BYTES)
 
 
 def no_batch() -> UserCodeError:
@@ -316,6 +338,7 @@ def close_epoch(run: Run, skipped: bool) -> None:
         step_plateau_schedulers(run, "epoch", progress.batch)
     log.write(log.current(), None, progress.stepped_batches - 1, save=True)
     log.collections["train"].reset()
+    run.writer.poll()
     run.boundary = ("epoch", False)
     for saver in run.plan.savers:
         run.saver = saver

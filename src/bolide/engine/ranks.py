@@ -398,6 +398,16 @@ def once_for_all(run: Run, fn: Callable[[], Any], per_node: bool) -> None:
     collectives.gather_numbers("prepare_data", [])
 
 
+def share_versions(run: Run) -> None:
+    """Gives the loggers of all ranks the run's number that the first one's have taken."""
+    if not several(run):
+        return
+    owners = [logger for logger in run.trainer.loggers if hasattr(logger, "_version")]
+    versions = collectives.broadcast([logger.version for logger in owners] if run.trainer.is_global_zero else [])
+    for logger, version in zip(owners, versions, strict=False):
+        logger._version = version
+
+
 def tell_agent(run: Run, error: BaseException) -> None:
     """Leaves the error where an elastic agent looks for it; an error that another rank's end brought about waits.
 

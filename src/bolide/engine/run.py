@@ -11,6 +11,9 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from bolide.checkpoint.lock import RunLock
+from bolide.checkpoint.rank_writer import RankWriter
+from bolide.checkpoint.writer import Writer
 from bolide.core.hooks import Receivers
 from bolide.core.messages import info
 from bolide.core.phases import Phases
@@ -55,7 +58,7 @@ class Run:
         "validation_enabled", "validated_this_epoch", "validation_names", "stepped_in_batch",
         "val_timer_s", "val_every", "started_s", "restored", "loops_state", "predictions", "results", "said_min",
         "train_loaded_epoch", "saved", "boundary", "saver", "signals", "owes_validation", "phases",
-        "starts_over", "live", "run_id", "stop_agreed", "first_batch_checked",
+        "starts_over", "live", "run_id", "writer", "memory_is_ready", "locks", "stop_agreed", "first_batch_checked",
     )  # fmt: skip
 
     def __init__(self, trainer: Any, module: Any, datamodule: Any, progress: Progress, log: Log) -> None:
@@ -96,6 +99,15 @@ class Run:
         self.signals.shared = trainer.strategy.world_size > 1
         self.stop_agreed = False
         self.first_batch_checked = False
+        settings = self.config.checkpointing
+        kind = RankWriter if self.signals.shared else Writer
+        self.writer = kind(
+            trainer.write_checkpoint, settings.on_save_error,
+            asynchronous=settings.async_ and self.strategy.checkpoint_io is None
+            and not self.config.switches.saves_within_hooks,
+        )  # fmt: skip
+        self.memory_is_ready = False
+        self.locks: list[RunLock] = []
         self.starts_over = False
         self.live = False
         self.run_id = uuid.uuid4().hex

@@ -15,6 +15,7 @@ import torch
 from bolide.checkpoint import io, store
 from bolide.checkpoint.digest import About
 from bolide.checkpoint.file import read_checkpoint
+from bolide.checkpoint.lock import FolderInUseError, RunLock
 from bolide.checkpoint.state import collect, keyed, restore_module, restore_training
 from bolide.core.errors import UserCodeError
 from bolide.core.hooks import Hooks, overrides, resolve
@@ -28,7 +29,7 @@ from bolide.engine.evaluate import evaluate
 from bolide.engine.optimizers import LightningOptimizer, check_schedulers, parse_optimizers
 from bolide.engine.predict import predict
 from bolide.engine.resume import restore_run, saved_run
-from bolide.engine.signals import error_of
+from bolide.engine.signals import error_of, finish_saves_quietly
 from bolide.secrets import hide
 
 if TYPE_CHECKING:
@@ -132,12 +133,15 @@ def set_up(run: Run) -> None:
     for owner in (datamodule, module):
         if owner is not None and overrides(owner, "prepare_data"):
             ranks.once_for_all(run, owner.prepare_data, getattr(owner, "prepare_data_per_node", True))
+    lock_run_folders(run)
+    ranks.share_versions(run)
     for logger in run.trainer.loggers:
         _ = getattr(logger, "experiment", None)  # an experiment is opened here, before anything is logged
         if run.starts_over and hasattr(logger, "start_over"):
             logger.start_over()
     for hook in resolve(run.receivers(), run.log).setup:
         hook(run.state.fn)
+    lock_checkpoint_folders(run)
     if overrides(module, "configure_sharded_model"):
         if overrides(module, "configure_model"):
             raise UserCodeError(
@@ -148,6 +152,50 @@ def set_up(run: Run) -> None:
     if overrides(module, "configure_model"):
         with run.strategy.init_context(), run.precision.init_context():
             module.configure_model()
+
+
+def lock_run_folders(run: Run) -> None:
+    """Locks the loggers' folders of this run, before anything is written there.
+
+    Raises:
+        FolderInUseError: a run that is alive has one of them, and its number or name was given.
+    """
+    for logger in run.trainer.loggers if locks(run) else ():
+        while (folder := getattr(logger, "own_folder", None)) is not None:
+            try:
+                lock(run, folder)
+                break
+            except FolderInUseError:
+                if not logger.renumber():
+                    raise
+
+
+def lock_checkpoint_folders(run: Run) -> None:
+    """Locks the folders of checkpoints that lie outside of the loggers', and removes what a killed writer left there.
+
+    Raises:
+        FolderInUseError: a run that is alive writes there.
+    """
+    for callback in run.trainer.checkpoint_callbacks if locks(run) else ():
+        folder = getattr(callback, "dirpath", None)
+        if folder and lock(run, str(folder)):
+            io.remove_parts(str(folder))
+
+
+def locks(run: Run) -> bool:
+    """Whether this run writes files of which others must keep off."""
+    trainer = run.trainer
+    return bool(run.state.fn == "fit" and trainer.is_global_zero and not trainer.fast_dev_run)
+
+
+def lock(run: Run, folder: str) -> bool:
+    """Locks a folder for the run, unless it lies in one that is locked; whether nobody else writes there."""
+    made = RunLock(folder)
+    held = [one for one in run.locks if one.held]
+    if any(made.folder == one.folder or made.folder.startswith(io.join(one.folder, "")) for one in held):
+        return True
+    run.locks.append(made)
+    return made.acquire()
 
 
 def open_fit(run: Run, ckpt_path: str | None) -> None:
@@ -360,7 +408,8 @@ def checkpoint_of(run: Run, weights_only: bool) -> dict[str, Any]:
 
 
 def close(run: Run, hooks: Hooks, stage: str, status: str) -> None:
-    """The ordinary end: end hooks, teardown hooks, loggers."""
+    """The ordinary end: saves in flight, end hooks, teardown hooks, loggers."""
+    run.trainer.finish_saves()
     if stage == "fit":
         for hook in hooks.on_fit_end:
             hook()
@@ -394,6 +443,7 @@ def fail(run: Run, error: BaseException) -> None:
     run.state.status = TrainerStatus.INTERRUPTED
     run.log.scope = None
     try:
+        finish_saves_quietly(run, error)
         for hook in resolve(run.receivers(), run.log).on_exception:
             # the datamodule is told the exception alone, callbacks are bound to trainer and module
             try:
@@ -418,4 +468,8 @@ def release(run: Run) -> None:
     for callback in run.trainer.callbacks:
         for name in ("log", "log_dict"):
             callback.__dict__.pop(name, None)
+    run.writer.close()
+    for one in run.locks:
+        one.release()
+    run.locks = []
     run.module._detach()

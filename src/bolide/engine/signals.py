@@ -1,7 +1,7 @@
 """Signals: heard at once, answered at the next step boundary by a save and an end that everybody hears of.
 
-`SignalWatch` owns the handlers, which set a number and do no more; `act` is the answer: save, drain, put back into the
-queue, raise. Who calls: the trainer installs the watch around each call, engine/fit asks it after each batch,
+`SignalWatch` owns the handlers, which set a number and do no more; `act` is the answer: save, put back into the queue,
+raise. Who calls: the trainer installs the watch around each call, engine/fit asks it after each batch,
 engine/evaluate between the batches of a validation, engine/session where a run fails.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 import torch
 
 from bolide.collectives import any_rank
-from bolide.core.errors import SIGTERMException
+from bolide.core.errors import CheckpointError, SIGTERMException
 from bolide.core.messages import info, warn
 from bolide.core.states import RunningStage
 
@@ -266,17 +266,16 @@ def watched(steps: Generator[T, None, None], watch: SignalWatch) -> Iterator[T]:
 # ---------------------------------------------------------------------- the answer
 
 
-def act(run: Run, watch: SignalWatch, drain: Callable[[], Any] | None = None) -> NoReturn:
+def act(run: Run, watch: SignalWatch) -> NoReturn:
     """Answers the signal that was received. Called at a step boundary: all of a batch is done, the next one not begun.
 
-    Saves by the first checkpoint callback that can (none: nothing is saved), waits for saves that are still being
-    written, puts the job back into the queue where that was the signal and the save is committed, and raises. What
-    follows is that of any exception: `on_exception`, and the loggers hear "interrupted".
+    Saves by the first checkpoint callback that can (none: nothing is saved), puts the job back into the queue where
+    that was the signal and the save is committed, and raises. What follows is that of any exception: `on_exception`,
+    and the loggers hear "interrupted".
 
     Args:
         run: the fit.
         watch: its watch, with a signal received.
-        drain: waits until everything that was handed over to be written is committed.
 
     Raises:
         SIGTERMException: for SIGTERM, for the queue's signal, and where a part of the program asked: exit code 143.
@@ -293,10 +292,9 @@ def act(run: Run, watch: SignalWatch, drain: Callable[[], Any] | None = None) ->
         info("SIGTERM came again: the run ends without a save.")
         raise settled(error)
     watch.saving = True
+    finish_saves_quietly(run, error)
     try:
         path = save(run)
-        if drain is not None:
-            drain()
     except Exception as failure:
         # not settled: other callbacks may still save elsewhere
         warn(f"{_why(watch)}, and saving failed: {type(failure).__name__}: {failure}")
@@ -310,6 +308,18 @@ def act(run: Run, watch: SignalWatch, drain: Callable[[], Any] | None = None) ->
             warn("The job goes back into the queue without a checkpoint, so it will start from the beginning.")
         watch.queue.requeue()
     raise settled(error)
+
+
+def finish_saves_quietly(run: Run, error: BaseException) -> None:
+    """Waits for the save in flight: a failure of it is said, and `error` stays what the run ends with."""
+    if run.signals.shared and not run.signals.answered:
+        run.writer.join()  # the other processes are elsewhere: they are not asked
+        return
+    try:
+        run.trainer.finish_saves()
+    except CheckpointError as failure:
+        if failure is not error:
+            warn(f"{failure} The run ends with {type(error).__name__} all the same.", stacklevel=3)
 
 
 def save(run: Run) -> str | None:
@@ -328,7 +338,7 @@ def save(run: Run) -> str | None:
     return None
 
 
-def error_of(run: Run, error: BaseException, drain: Callable[[], Any] | None = None) -> BaseException:
+def error_of(run: Run, error: BaseException) -> BaseException:
     """What a run that failed with `error` ends with: that, or the answer to the signal that brought it about.
 
     A SIGTERM to the whole group ends the loader's workers, and that shows where the next batch is waited for: torch
@@ -342,7 +352,7 @@ def error_of(run: Run, error: BaseException, drain: Callable[[], Any] | None = N
     if watch.shared or watch.received is None or watch.answered or not (workers_died and between_batches):
         return error
     try:
-        act(run, watch, drain)
+        act(run, watch)
     except (SIGTERMException, KeyboardInterrupt) as answer:
         return answer
 

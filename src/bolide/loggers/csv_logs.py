@@ -15,7 +15,7 @@ from torch import Tensor
 from bolide.checkpoint import io
 from bolide.core.messages import info, rank_zero_only
 from bolide.loggers import folders
-from bolide.loggers.logger import Logger
+from bolide.loggers.file_logger import FileLogger
 
 
 class ExperimentWriter:
@@ -102,7 +102,7 @@ class ExperimentWriter:
         return [{name: value for name, value in row.items() if name and value not in (None, "")} for row in rows]
 
 
-class CSVLogger(Logger):
+class CSVLogger(FileLogger):
     """Logs to `save_dir/name/version_N/metrics.csv` and `hparams.yaml`.
 
     A given `version` whose folder holds a file already goes on with it: that is how a resumed run keeps one file.
@@ -129,35 +129,10 @@ class CSVLogger(Logger):
         prefix: str = "",
         flush_logs_every_n_steps: int = 100,
     ) -> None:
-        super().__init__()
-        self._save_dir = os.fspath(save_dir)
-        self._name = name or ""
-        self._version = version
+        super().__init__(save_dir, name, version)
         self._prefix = prefix
         self._flush_logs_every_n_steps = flush_logs_every_n_steps
         self._experiment: ExperimentWriter | None = None
-
-    @property
-    def name(self) -> str:
-        """The experiment's folder."""
-        return self._name
-
-    @property
-    def version(self) -> int | str:
-        """The run's number or name; found the first time it is asked for."""
-        if self._version is None:
-            self._version = folders.next_version(self.root_dir)
-        return self._version
-
-    @property
-    def save_dir(self) -> str:
-        """The folder of all experiments, as it was given."""
-        return self._save_dir
-
-    @property
-    def root_dir(self) -> str:
-        """The folder of all versions."""
-        return folders.root_folder(self._save_dir, self._name)
 
     @property
     def log_dir(self) -> str:

@@ -79,6 +79,15 @@ class Logger(ABC):
         return None
 
     @property
+    def own_folder(self) -> str | None:
+        """The folder that this run alone may write, or None; the engine locks it."""
+        return None
+
+    def renumber(self) -> bool:
+        """Takes another folder, as a run that was quicker has this one; returns whether it could."""
+        return False
+
+    @property
     def save_dir(self) -> str | None:
         """The folder that was asked for, or None."""
         return None

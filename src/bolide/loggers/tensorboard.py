@@ -16,7 +16,8 @@ from bolide.core import env
 from bolide.core.errors import MissingPackageError
 from bolide.core.messages import rank_zero_only, warn
 from bolide.loggers import folders
-from bolide.loggers.logger import DummyExperiment, Logger
+from bolide.loggers.file_logger import FileLogger
+from bolide.loggers.logger import DummyExperiment
 from bolide.summary import evaluating, run_on_example
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ EVENTS = ".tfevents."
 """What the names of event files have in common."""
 
 
-class TensorBoardLogger(Logger):
+class TensorBoardLogger(FileLogger):
     """Logs to `save_dir/name/version_N/events.out.tfevents.*` and `hparams.yaml`.
 
     Args:
@@ -66,11 +67,8 @@ class TensorBoardLogger(Logger):
         sub_dir: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(save_dir, name, version)
         _require_tensorboard()
-        self._save_dir = os.fspath(save_dir)
-        self._name = name or ""
-        self._version = version
         self._log_graph = log_graph
         self._default_hp_metric = default_hp_metric
         self._prefix = prefix
@@ -80,31 +78,9 @@ class TensorBoardLogger(Logger):
         self.hparams: dict[str, Any] = {}
 
     @property
-    def name(self) -> str:
-        """The experiment's folder."""
-        return self._name
-
-    @property
-    def version(self) -> int | str:
-        """The run's number or name; found the first time it is asked for."""
-        if self._version is None:
-            self._version = folders.next_version(self.root_dir)
-        return self._version
-
-    @property
-    def save_dir(self) -> str:
-        """The folder of all experiments, as it was given."""
-        return self._save_dir
-
-    @property
     def sub_dir(self) -> str | None:
         """The folder below that of the run, as it was given."""
         return self._sub_dir
-
-    @property
-    def root_dir(self) -> str:
-        """The folder of all versions."""
-        return folders.root_folder(self._save_dir, self._name)
 
     @property
     def log_dir(self) -> str:

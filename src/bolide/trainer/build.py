@@ -218,7 +218,7 @@ def make_callbacks(config: RunConfig, added: list[Any]) -> list[Callback]:
     Raises:
         ConfigError: no callback, or one that a setting turns off, or two bars.
     """
-    from bolide.callbacks import ModelCheckpoint, ModelSummary, ProgressBar, RichModelSummary, Timer
+    from bolide.callbacks import ModelCheckpoint, ModelSummary, ProgressBar, RichModelSummary, StepRecord, Timer
     from bolide.callbacks.callback import Callback as Base
     from bolide.callbacks.checkpoint import Checkpoint
     from bolide.callbacks.progress import default_progress_bar
@@ -255,6 +255,8 @@ def make_callbacks(config: RunConfig, added: list[Any]) -> list[Callback]:
 
         rich = any(isinstance(item, RichProgressBar) for item in items)
         items.append(RichModelSummary() if rich else ModelSummary())
+    if config.resilience.replay and not any(isinstance(item, StepRecord) for item in items):
+        items.append(StepRecord())
     if config.enable_checkpointing and not any(isinstance(item, Checkpoint) for item in items):
         items.append(ModelCheckpoint())
     return checkpoints_last(items)

@@ -142,6 +142,11 @@ def _auto(trainer: Any, fn: str) -> str | None:
     return found.path
 
 
+def follows_a_finished_run(trainer: Any) -> bool:
+    """Whether a run has come to its end in this one's folders: what it logged there stays."""
+    return any(store.read_mark(folder) is not None for folder in _fixed_folders(trainer))
+
+
 def _fixed_folders(trainer: Any) -> list[str]:
     """Folders that are this run's by name: of the launch, of callbacks, of loggers whose version was given."""
     folders: list[str] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bolide.checkpoint.file import write_checkpoint
 from bolide.collectives import on_rank_zero
+from bolide.compat.lightning_args import method_arguments
 from bolide.core.config import Checkpointing, Performance, Resilience, RunConfig, Watch
 from bolide.core.errors import ConfigError, MisconfigurationException
 from bolide.core.messages import warn, warn_once
@@ -30,6 +31,7 @@ from bolide.log import Log
 from bolide.module import LightningModule, refuse_unpickling
 from bolide.trainer import build, launching
 from bolide.trainer.checks import checked_module, split_data
+from bolide.trainer.paths import follows_a_finished_run
 from bolide.trainer.properties import TrainerProperties
 from bolide.trainer.settings import WatchedList
 from bolide.trainer.tables import results_table
@@ -39,8 +41,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bolide.callbacks.callback import Callback
+    from bolide.checkpoint.writer import Saving
     from bolide.datamodule import LightningDataModule
     from bolide.strategies.strategy import Strategy
+    from bolide.trainer.replay import Replay
 
 
 class Trainer(TrainerProperties):
@@ -204,6 +208,7 @@ class Trainer(TrainerProperties):
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
+        **old: Any,
     ) -> None:
         """Trains `model`.
 
@@ -215,10 +220,15 @@ class Trainer(TrainerProperties):
             ckpt_path: a path or URL to go on from, "best", "last", or "auto": what there is to go on from, else a
                 start.
             weights_only: accepted as None or True; Bolide never unpickles code.
+            old: spellings of earlier releases, with a warning.
 
         Raises:
             MisconfigurationException: the module, loaders or checkpoint cannot be used; the text says what to write.
         """
+        if old:
+            given = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders}
+            found = method_arguments("fit", old, given)
+            return self.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only, **found)
         if launching.starts_ranks(self):
             launching.run_as_ranks(
                 self, "fit", model=model, train_dataloaders=train_dataloaders, val_dataloaders=val_dataloaders,
@@ -264,6 +274,7 @@ class Trainer(TrainerProperties):
         verbose: bool = True,
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
+        **old: Any,
     ) -> list[dict[str, float]]:
         """Validates; returns one dictionary of metrics for each loader.
 
@@ -274,7 +285,10 @@ class Trainer(TrainerProperties):
             verbose: whether the results are printed.
             datamodule: in the place of loaders.
             weights_only: accepted as None or True; Bolide never unpickles code.
+            old: spellings of earlier releases, with a warning.
         """
+        if old:
+            dataloaders = method_arguments("validate", old, {"dataloaders": dataloaders})["dataloaders"]
         return self._evaluate("validate", model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def test(
@@ -285,8 +299,11 @@ class Trainer(TrainerProperties):
         verbose: bool = True,
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
+        **old: Any,
     ) -> list[dict[str, float]]:
         """Tests; returns one dictionary of metrics for each loader. Arguments are those of `validate`."""
+        if old:
+            dataloaders = method_arguments("test", old, {"dataloaders": dataloaders})["dataloaders"]
         return self._evaluate("test", model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def predict(
@@ -356,7 +373,8 @@ class Trainer(TrainerProperties):
             ckpt_path = "auto"  # the agent has started this group again: it goes on from what there is
         self.ckpt_path = launching.agreed_path(self, "fit", ckpt_path, model_given=True)
         self.ckpt_is_users = self.ckpt_path is not None and str(ckpt_path) not in ("auto", "last", "best")
-        run.starts_over = ckpt_path is not None and self.ckpt_path is None
+        found_nothing = ckpt_path is not None and self.ckpt_path is None
+        run.starts_over = found_nothing and not follows_a_finished_run(self)
         return run, self.ckpt_path
 
     def _open(
@@ -460,16 +478,101 @@ class Trainer(TrainerProperties):
                 "trainer.save_checkpoint needs a module: call trainer.fit (or validate, test, predict) first"
             )
         with run.phases.within(SAVING):
+            run.writer.join()
             checkpoint = session.checkpoint_of(run, bool(weights_only))
-            own = self._strategy.checkpoint_io
+            on_rank_zero(lambda: self.write_checkpoint(checkpoint, filepath, storage_options))
 
-            def write() -> None:
-                if own is not None:
-                    own.save_checkpoint(checkpoint, os.fspath(filepath), storage_options=storage_options)
-                else:
-                    write_checkpoint(checkpoint, filepath)
+    def begin_save(
+        self,
+        paths: Sequence[str],
+        weights_only: bool = False,
+        *,
+        then: Callable[[], Any] | None = None,
+        otherwise: Callable[[BaseException], Any] | None = None,
+        after_commit: Callable[[], Any] | None = None,
+        wait: bool = False,
+    ) -> Saving:
+        """Saves the run as it stands under `paths`; files are written while training goes on, where that is set.
 
-            on_rank_zero(write)
+        For callbacks that save. `checkpointing={"on_save_error": ...}` says what a failed save does.
+
+        Args:
+            paths: where to; all get the same state.
+            weights_only: without optimizers, schedulers and callbacks.
+            then: called at a later step boundary, once all files are on the disk.
+            otherwise: called instead, with the error, where one could not be written.
+            after_commit: called after the commit, by the thread that writes: deletes and links files, nothing else.
+            wait: returns when all is done.
+
+        Returns:
+            The save; with `wait`, it says whether it is committed.
+
+        Raises:
+            SaveError: a save failed, and on_save_error is "raise".
+        """
+        run = self._run
+        assert run is not None, "only a run saves"
+        with run.phases.within(SAVING):
+            return run.writer.save(
+                session.checkpoint_of(run, weights_only), paths, then,
+                otherwise=otherwise, after_commit=after_commit, wait=wait,
+            )  # fmt: skip
+
+    def finish_saves(self) -> None:
+        """Waits until everything that was handed over to be written is on the disk, and tells how that went.
+
+        Raises:
+            SaveError: a save failed, and on_save_error is "raise".
+        """
+        if self._run is not None and self._run.writer.busy:
+            with self._run.phases.within(SAVING):
+                self._run.writer.drain()
+
+    def write_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        """Writes one file, by the CheckpointIO that was given where there is one."""
+        own = self._strategy.checkpoint_io
+        if own is not None:
+            own.save_checkpoint(checkpoint, os.fspath(filepath), storage_options=storage_options)
+        else:
+            write_checkpoint(checkpoint, filepath)
+
+    def replay_step(
+        self,
+        step: int,
+        model: LightningModule | None = None,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | Path | None = None,
+    ) -> Replay:
+        """Computes an optimizer step again, from the checkpoint before it, and says whether the bits are the same.
+
+        It is computed twice. Other bits the second time mean that an operation is not deterministic or that the
+        hardware is broken; the same bits as in the run mean that the machine did as it was told, so that the model or
+        its data are at fault. The run's own bits are those of a checkpoint of that very step, or the losses that
+        `resilience={"replay": True}` records. Nothing is logged or saved, and neither the module nor the random
+        states are changed.
+
+        Args:
+            step: the optimizer step, counted from 1.
+            model: a LightningModule; that of the last fit where not given, with its loaders.
+            train_dataloaders: as in `fit`.
+            val_dataloaders: as in `fit`.
+            datamodule: as in `fit`.
+            ckpt_path: the checkpoint to start from; the newest before the step where not given.
+
+        Raises:
+            MisconfigurationException: no module, no checkpoint before the step, or a step that the run does not reach.
+
+        Example::
+
+            trainer = Trainer(resilience={"replay": True}, callbacks=ModelCheckpoint(every_n_train_steps=100))
+            trainer.fit(module, loader)
+            print(trainer.replay_step(250))
+        """
+        from bolide.trainer.replay import replay_step
+
+        return replay_step(self, step, model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
 
     def request_stop(self, reason: str) -> None:
         """Ends training after the running batch, once min_epochs and min_steps are met; says why."""
