@@ -56,7 +56,7 @@ print("and what follows it")
     [
         ("raise", 1, r"Rank 1 of 2 \(process \d+\) ended with exit code 1: ValueError: the data of rank one are odd"),
         ("kill", 137, r"Rank 1 of 2 \(process \d+\) was ended by SIGKILL"),
-        ("exit", 7, r"Rank 1 of 2 \(process \d+\) ended with exit code 7"),
+        pytest.param("exit", 7, r"Rank 1 of 2 \(process \d+\) ended with exit code 7", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_fails_takes_the_group_along(tmp_path: Path, what: str, code: int, told: str) -> None:
@@ -109,7 +109,7 @@ one.fit(Slow(), batches(64, 4))
 """
 
 
-@pytest.mark.parametrize("whom", ["the agent", "one rank"])
+@pytest.mark.parametrize("whom", ["the agent", pytest.param("one rank", marks=pytest.mark.slow)])
 def test_a_stop_from_outside_saves_once_on_all_ranks(tmp_path: Path, whom: str) -> None:
     process = start_script(tmp_path, STOPPED, str(tmp_path))
     path = tmp_path / "pid_1"

@@ -22,14 +22,20 @@ from tests.distributed.support import Net, batches, in_ranks, run_script, traine
 SCRIPT = """
 from pathlib import Path
 
+class Logged(Net):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", loss, sync_dist=True)
+        return loss
+
 one = trainer("auto", strategy="ddp", logger=pl.loggers.CSVLogger("logs"), log_every_n_steps=2)
-module = Net()
+module = Logged()
 one.fit(module, batches(32, 4))
 print(f"rank {one.global_rank} of {one.world_size}: {module.weights.sum().item():.4f} in {one.log_dir}", flush=True)
 """
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "bolide"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "bolide"])
 def test_a_launched_script_finds_its_ranks(tmp_path: Path, launcher: str) -> None:
     command = {
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
