@@ -51,6 +51,7 @@ VARIABLES: dict[str, Variable] = {
     "PYTEST_CURRENT_TEST": Variable("the test that runs: there is no script then that could be run again"),
     "BOLIDE_AGENT_PID": Variable("the process that started this rank, whose end ends it too"),
     "BOLIDE_HEARTBEATS": Variable("the folder in which ranks leave word that they are alive"),
+    "BOLIDE_ESTIMATE": Variable("numbers of devices, and their memory: a fit prints what it would take, and ends"),
     "SLURM_PROCID": Variable("this process's number among all, set by SLURM"),
     "SLURM_LOCALID": Variable("this process's number on its machine, set by SLURM"),
     "SLURM_JOB_ID": Variable("the SLURM job, used as TensorBoard's version, and to put it back into the queue"),

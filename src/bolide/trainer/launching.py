@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from bolide import collectives
 from bolide.checkpoint.state import keyed
 from bolide.core import env
+from bolide.core.hooks import overrides
 from bolide.core.messages import warn_once
 from bolide.core.states import TrainerStatus
 from bolide.launch.environments import LightningEnvironment, restart_count
@@ -23,6 +24,29 @@ from bolide.trainer.paths import go_on_in, resolve_ckpt_path
 
 if TYPE_CHECKING:
     from bolide.trainer.trainer import Trainer
+
+
+def estimate_instead(module: Any, loaders: Any, datamodule: Any) -> None:
+    """Where `bolide estimate` runs the script: prints what the fit would take, and ends the program.
+
+    Raises:
+        SystemExit: always, once the table is printed.
+    """
+    from bolide.strategies.estimate import estimate
+
+    counts, _, memory = (env.get("BOLIDE_ESTIMATE") or "").partition(";")
+    batch = None
+    if loaders is None:
+        for owner in (datamodule, module):
+            if owner is not None and overrides(owner, "train_dataloader"):
+                if datamodule is not None:
+                    datamodule.setup("fit")
+                loaders = owner.train_dataloader()
+                break
+    if loaders is not None:
+        batch = next(iter(loaders), None)
+    print(estimate(module, batch, [int(part) for part in counts.split(",")], memory or None), flush=True)
+    raise SystemExit(0)
 
 
 def starts_ranks(trainer: Trainer) -> bool:

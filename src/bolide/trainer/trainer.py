@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bolide.checkpoint.file import write_checkpoint
 from bolide.collectives import on_rank_zero
 from bolide.compat.lightning_args import method_arguments
+from bolide.core import env
 from bolide.core.config import Checkpointing, Performance, Resilience, RunConfig, Watch
 from bolide.core.errors import ConfigError, MisconfigurationException
 from bolide.core.messages import warn, warn_once
@@ -229,6 +230,9 @@ class Trainer(TrainerProperties):
             given = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders}
             found = method_arguments("fit", old, given)
             return self.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only, **found)
+        if env.get("BOLIDE_ESTIMATE") is not None:
+            module = checked_module(self, model, "fit", ("training_step",))
+            launching.estimate_instead(module, *split_data("fit", train_dataloaders, datamodule, "train_dataloaders"))
         if launching.starts_ranks(self):
             launching.run_as_ranks(
                 self, "fit", model=model, train_dataloaders=train_dataloaders, val_dataloaders=val_dataloaders,
