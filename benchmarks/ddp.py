@@ -1,7 +1,8 @@
-"""Two processes under Bolide beside hand-written torch DDP, in the same processes and the same run.
+"""Two processes under Bolide beside hand-written torch DDP: steps of both in turns, in the same processes.
 
-Each pass trains both, in turns, on the same batches, a share of the network's work a step; what is compared is the
-median time of a step of the slower rank. `python benchmarks/ddp.py [--steps N] [--rounds N] [--log]`.
+Each pair of steps is on the same batch; which comes first alternates, as the second finds the caches warm. What is
+told is the median of the pairs' ratios, of the slower rank, so that whatever else the machine does falls on both.
+`python benchmarks/ddp.py [--pairs N] [--log]`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import bolide as pl
 from bolide.launch.processes import run_in_processes
 
-WIDTH, BATCH = 1024, 128
+WIDTH, BATCH, WARM_UP = 512, 64, 20
 
 
 def network() -> nn.Module:
@@ -60,76 +62,56 @@ class Batches:
         return iter([self.batch] * self.count)
 
 
-def by_hand(steps: int) -> float:
-    """Seconds a step of a hand-written loop."""
+def by_hand(count: int) -> Iterator[None]:
+    """A hand-written loop, step by step."""
     ddp = DistributedDataParallel(network())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-    batches = Batches(steps)
-    started_s = 0.0
-    for i, (x, y) in enumerate(batches):
-        if i == steps // 5:
-            dist.barrier()
-            started_s = time.perf_counter()
+    for x, y in Batches(count):
         loss = nn.functional.cross_entropy(ddp(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return (time.perf_counter() - started_s) / (steps - steps // 5)
+        yield
 
 
-class Clock(pl.Callback):
-    """Times the steps behind the first fifth."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps, self.started_s = steps, 0.0
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == self.steps // 5:
-            dist.barrier()
-            self.started_s = time.perf_counter()
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.step_s = (time.perf_counter() - self.started_s) / (self.steps - self.steps // 5)
-
-
-def by_bolide(steps: int, log: bool) -> float:
-    """Seconds a step under the Trainer."""
-    clock = Clock(steps)
+def measure(pairs: int, log: bool) -> dict[str, Any] | None:
     trainer = pl.Trainer(
         accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[clock], use_distributed_sampler=False,
+        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
     )  # fmt: skip
-    trainer.fit(Module(log), Batches(steps))
-    return clock.step_s
-
-
-def measure(steps: int, rounds: int, log: bool) -> dict[str, list[float]] | None:
-    strategy = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False).strategy
-    strategy.start()
-    found: dict[str, list[float]] = {"by hand": [], "bolide": []}
-    for i in range(rounds):
-        order = ["by hand", "bolide"] if i % 2 == 0 else ["bolide", "by hand"]
-        for name in order:
-            seconds = torch.tensor([by_hand(steps) if name == "by hand" else by_bolide(steps, log)])
-            dist.all_reduce(seconds, dist.ReduceOp.MAX)
-            found[name].append(seconds.item())
-    return found if dist.get_rank() == 0 else None
+    trainer.strategy.start()
+    count = pairs + WARM_UP + 1  # what ends an epoch is no step
+    loops: dict[str, Iterator[Any]] = {
+        "by hand": by_hand(count), "bolide": iter(trainer.steps(Module(log), Batches(count)))
+    }  # fmt: skip
+    seconds: dict[str, list[float]] = {"by hand": [], "bolide": []}
+    for i in range(pairs + WARM_UP):
+        for name in ("by hand", "bolide") if i % 2 else ("bolide", "by hand"):
+            dist.barrier()
+            started_s = time.perf_counter()
+            next(loops[name])
+            seconds[name].append(time.perf_counter() - started_s)
+    times = torch.tensor([seconds["by hand"][WARM_UP:], seconds["bolide"][WARM_UP:]], dtype=torch.float64)
+    dist.all_reduce(times, dist.ReduceOp.MAX)
+    hand, bolide = times.tolist()
+    if dist.get_rank() != 0:
+        return None
+    ratios = [b / a for a, b in zip(hand, bolide, strict=True)]
+    quarters = statistics.quantiles(ratios, n=4)
+    return {
+        "by_hand_us": round(statistics.median(hand) * 1e6, 1),
+        "bolide_us": round(statistics.median(bolide) * 1e6, 1),
+        "ratio": round(statistics.median(ratios), 4),
+        "quartiles": [round(quarters[0], 4), round(quarters[2], 4)],
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--pairs", type=int, default=400)
     parser.add_argument("--log", action="store_true", help="with self.log(..., sync_dist=True) in each step")
     options = parser.parse_args()
-    found = run_in_processes(measure, (options.steps, options.rounds, options.log), 2, fork=True)
-    ratios = [b / a for a, b in zip(found["by hand"], found["bolide"], strict=True)]
-    print(json.dumps({
-        "by_hand_us": round(statistics.median(found["by hand"]) * 1e6, 1),
-        "bolide_us": round(statistics.median(found["bolide"]) * 1e6, 1),
-        "ratio": round(statistics.median(ratios), 4),
-        "ratios": [round(ratio, 4) for ratio in ratios],
-    }))  # fmt: skip
+    print(json.dumps(run_in_processes(measure, (options.pairs, options.log), 2, fork=True)))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ from tests.distributed import resumed
 from tests.distributed.support import gone
 
 KILLS = {
-    "25 of a random rank": (2, 25, False),
-    "10 of all ranks": (2, 10, True),
-    "10 of a random rank of 4": (4, 10, False),
+    "25 of a random rank": (2, 25, False, "ddp"),
+    "10 of all ranks": (2, 10, True, "ddp"),
+    "10 of a random rank of 4": (4, 10, False, "ddp"),
+    "10 of a random rank of FSDP": (2, 10, False, "fsdp"),
 }
 
 
@@ -22,14 +23,21 @@ KILLS = {
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("case", KILLS)
 def test_kills_of_ranks(tmp_path: Path, case: str) -> None:
-    ranks, count, everyone = KILLS[case]
+    ranks, count, everyone, strategy = KILLS[case]
     draw = random.Random(case)
     samples = 94 if ranks == 2 else 188
-    right = resumed.run(tmp_path / "right", ranks=ranks, samples=samples, epochs=8)
+    right = resumed.run(tmp_path / "right", ranks=ranks, samples=samples, epochs=8, strategy=strategy)
     kills = [(i, -1 if everyone else draw.randrange(ranks), draw.uniform(0.05, 0.9)) for i in range(count)]
     started_s = time.monotonic()
     found = resumed.run(
-        tmp_path / "killed", ranks=ranks, samples=samples, epochs=8, kills=kills, pause_s=0.08, restarts=count
+        tmp_path / "killed",
+        ranks=ranks,
+        samples=samples,
+        epochs=8,
+        strategy=strategy,
+        kills=kills,
+        pause_s=0.08,
+        restarts=count,
     )
     assert found == right, f"after {time.monotonic() - started_s:.0f} s"
     killed = [line.split() for line in (tmp_path / "killed" / "killed").read_text().splitlines()]
