@@ -63,8 +63,9 @@ def resolve_strategy(strategy: Any, several: bool = False) -> tuple[Strategy, li
         sharded.strategy_name = strategy
         return sharded, []
     if strategy in NOT_BUILT_NAMES:
+        instead = "'fsdp_cpu_offload'" if "offload" in strategy else "'fsdp'" if "deepspeed" in strategy else "'ddp'"
         return SingleDeviceStrategy(), [
-            f"strategy={strategy!r} is not built in this version of Bolide; write strategy='ddp' to run many processes"
+            f"strategy={strategy!r} is not built in this version of Bolide; write strategy={instead}"
         ]
     return SingleDeviceStrategy(), [
         f"strategy={strategy!r} must be one of {', '.join(NAMES)}, or a Strategy."
@@ -75,7 +76,7 @@ def resolve_strategy(strategy: Any, several: bool = False) -> tuple[Strategy, li
 def __getattr__(name: str) -> Any:
     if name in NOT_BUILT_CLASSES:
         raise AttributeError(
-            f"bolide.strategies.{name} is not built in this version of Bolide; DDPStrategy runs many processes"
+            f"bolide.strategies.{name} is not built in this version of Bolide; there are {', '.join(__all__)}"
         )
     if name == "FSDPStrategy":  # torch's sharding is imported by who uses it
         from bolide.strategies.fsdp import FSDPStrategy
