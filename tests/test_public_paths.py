@@ -90,8 +90,6 @@ OFFERED: dict[str, str] = {
 """Paths below `bolide`, as they stand below `lightning.pytorch`, and the names in them."""
 
 NOT_BUILT = [
-    ("strategies", "DDPStrategy"),
-    ("strategies", "FSDPStrategy"),
     ("strategies", "DeepSpeedStrategy"),
     ("callbacks", "StochasticWeightAveraging"),
     ("callbacks", "LearningRateFinder"),

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from bolide.datamodule import LightningDataModule
     from bolide.module import LightningModule
     from bolide.seed import seed_everything
+    from bolide.strategies.estimate import estimate
     from bolide.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 __all__ = [
-    "Callback", "LightningDataModule", "LightningModule", "Trainer", "callbacks", "loggers", "seed_everything",
-    "utilities",
+    "Callback", "LightningDataModule", "LightningModule", "Trainer", "callbacks", "estimate", "loggers",
+    "seed_everything", "utilities",
 ]  # fmt: skip
 
 _NAMES = {
@@ -27,10 +28,11 @@ _NAMES = {
     "LightningDataModule": "bolide.datamodule",
     "LightningModule": "bolide.module",
     "Trainer": "bolide.trainer.trainer",
+    "estimate": "bolide.strategies.estimate",
     "seed_everything": "bolide.seed",
 }
 _MODULES = (
-    "accelerators", "callbacks", "demos", "loggers", "plugins", "profilers", "strategies", "trainer", "tuner",
+    "accelerators", "callbacks", "data", "demos", "loggers", "plugins", "profilers", "strategies", "trainer", "tuner",
     "utilities",
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Number
 from typing import Any
 
@@ -52,7 +52,7 @@ class Slot:
 
     __slots__ = (
         "name", "options", "step_name", "epoch_name", "on_step", "on_epoch", "prog_bar", "logger", "reduction",
-        "enable_graph", "last", "values", "weights", "total", "weight", "metric",
+        "enable_graph", "last", "values", "weights", "total", "weight", "metric", "synced", "agreed",
     )  # fmt: skip
 
     def __init__(self, name: str, options: Options, on_step: bool, on_epoch: bool, suffix: str) -> None:
@@ -66,6 +66,7 @@ class Slot:
         self.on_step, self.on_epoch = on_step, on_epoch
         self.reduction = REDUCTIONS[reduce_fx]
         self.metric: Any = None
+        self.synced = bool(options[7]) if len(options) > 7 else False
         self.reset()
 
     def reset(self) -> None:
@@ -75,6 +76,7 @@ class Slot:
         self.weights: list[int] = []
         self.total: Tensor | None = None
         self.weight = 0
+        self.agreed: Tensor | None = None
 
     def fold(self) -> None:
         """Reduces what waits into `total` and `weight`."""
@@ -107,6 +109,8 @@ class Slot:
         """What the epoch's values reduce to so far, or None where nothing was logged."""
         if not self.on_epoch or self.last is None:
             return None
+        if self.agreed is not None:
+            return self.agreed
         if self.metric is not None:
             return as_metric_tensor(self.metric.compute())
         total, weight = self._reduced()
@@ -190,6 +194,8 @@ class Log:
         self.progress_bar_metrics: dict[str, Tensor] = {}
         self.epoch = 0
         self.journal: list[Slot] | None = None
+        self.over_ranks: Callable[[], None] | None = None
+        """Reduces step values over ranks, where there are several, before they go to the loggers."""
         self._saved_at_s = time.monotonic()
 
     # ------------------------------------------------------------------ what the user calls
@@ -252,6 +258,7 @@ class Log:
             )
         if existing is not None and existing.options == ():  # restored from a checkpoint: this call is its own
             existing.options = options
+            existing.synced = bool(options[7]) if len(options) > 7 else False
             existing.metric = value if is_torchmetric(value) else None
             return existing
         if existing is not None:
@@ -319,6 +326,9 @@ class Log:
         if self.batch is not None:
             self.batch = None
             self.unpublished = True
+            if self.journal is not None:  # of a batch that does not count
+                self.rewind()
+                self.close_journal()
 
     def enter(self, loop: str, loaders: int = 1) -> tuple[Collection, bool, bool]:
         """Makes `loop` the one that is logged to, emptied; returns what `leave` puts back."""
@@ -367,6 +377,8 @@ class Log:
 
     def current(self) -> dict[str, Tensor]:
         """What there is to tell a logger now: step values within a batch, epoch values after."""
+        if self.over_ranks is not None and self.in_batch and self.active.training:
+            self.over_ranks()
         return self._current(self.slots.values(), only_logger=True)
 
     def current_of_all(self) -> dict[str, Tensor]:
@@ -446,7 +458,7 @@ class Log:
                     "weights": list(slot.weights),
                     "total": slot.total,
                     "weight": slot.weight,
-                    "metric": _path_of(slot.metric, module),
+                    "metric": path_of(slot.metric, module),
                 }
                 for (scope, name), slot in self.collections["train"].shared.items()
             ],
@@ -526,7 +538,7 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _path_of(metric: Any, module: nn.Module) -> str | None:
+def path_of(metric: Any, module: nn.Module) -> str | None:
     """Where in `module` a metric object is, or None."""
     if metric is None:
         return None

@@ -182,6 +182,8 @@ class LightningModule(HyperparametersMixin, DataHooks, nn.Module):
         if run is None:
             warn_once(f"self.log({name!r}) was called on a module without a running Trainer; nothing is logged.")
             return
+        if rank_zero_only and run.strategy.global_rank:
+            return
         if run.log.barebones:
             warn_once(f"self.log({name!r}) is ignored under Trainer(barebones=True).")
             return
@@ -264,9 +266,10 @@ class LightningModule(HyperparametersMixin, DataHooks, nn.Module):
         return self.device.type == "cuda"
 
     @property
-    def device_mesh(self) -> None:
-        """The mesh of devices; None on one device."""
-        return None
+    def device_mesh(self) -> Any:
+        """The mesh of processes that the strategy splits a model over; None where there is none."""
+        trainer = self._trainer_or_none()
+        return getattr(trainer.strategy, "device_mesh", None) if trainer is not None else None
 
     @property
     def example_input_array(self) -> Any:
@@ -332,11 +335,11 @@ class LightningModule(HyperparametersMixin, DataHooks, nn.Module):
         hooks, backward = run.plan.hooks, run.plan.backward
         for hook in hooks.on_before_backward:
             hook(loss)
-        if backward is None or (args or kwargs):
+        if backward is None or ((args or kwargs) and not run.strategy.distributed):
             scaler = run.precision.scaler
             (loss if scaler is None else scaler.scale(loss)).backward(*args, **kwargs)
         else:
-            backward(loss)
+            backward(loss, *args, **kwargs)
         for hook in hooks.on_after_backward:
             hook()
 
@@ -653,8 +656,18 @@ class LightningModule(HyperparametersMixin, DataHooks, nn.Module):
     # ------------------------------------------------------------------ the rest
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """The tensors of `data` of all processes; on one process, as they are."""
-        return data
+        """The tensors of `data` (any nesting) of all processes, stacked in a new first dimension; all must call it.
+
+        On one process, as they are.
+
+        Args:
+            data: tensors, numbers, or collections of them, of the same shapes on all processes.
+            group: the processes that take part; all by default.
+            sync_grads: whether gradients flow back to the processes that the tensors came from.
+        """
+        from bolide.collectives import all_gather
+
+        return all_gather(data, group, sync_grads)
 
     def freeze(self) -> Self:
         """Takes all parameters out of training, and brings the module to eval mode."""

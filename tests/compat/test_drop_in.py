@@ -39,7 +39,7 @@ STATEMENTS: dict[str, str | None] = {
     "Bolide. Write your own loop around Trainer.steps(",
     "import lightning as L; L.Fabric": "AttributeError: module 'lightning' has no attribute 'Fabric': there is no Fab",
     "from lightning.fabric import Fabric": "Trainer.steps(",
-    "from lightning.pytorch.strategies import DDPStrategy": "ImportError: cannot import name 'DDPStrategy' from "
+    "from lightning.pytorch.strategies import XLAStrategy": "ImportError: cannot import name 'XLAStrategy' from "
     "'lightning.pytorch.strategies'",
     "from lightning.pytorch.callbacks import StochasticWeightAveraging": "StochasticWeightAveraging is not in this ver",
     "from lightning.pytorch.callbacks.finetuning import BaseFinetuning": "BaseFinetuning is not in this version",

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import bolide as pl
-from bolide.core.config import COMPATS, Compat, RunConfig, filled, problems
+from bolide.core.config import COMPATS, Compat, Resilience, RunConfig, filled, problems
 from bolide.core.errors import ConfigError
 
 
@@ -37,9 +37,10 @@ from bolide.core.errors import ConfigError
         ({"fast_dev_run": -1}, "fast_dev_run"),
         ({"reload_dataloaders_every_n_epochs": -1}, "reload_dataloaders_every_n_epochs"),
         ({"profiler": "simple"}, "profiler"),
-        ({"sync_batchnorm": True}, "sync_batchnorm"),
         ({"model_registry": "x"}, "model_registry"),
-        ({"num_nodes": 2}, "num_nodes"),
+        ({"num_nodes": 0}, "num_nodes"),
+        ({"resilience": Resilience(max_restarts=-1)}, "max_restarts"),
+        ({"resilience": Resilience(hang_timeout_s=0)}, "hang_timeout_s"),
         ({"barebones": True, "fast_dev_run": True}, "fast_dev_run"),
         ({"barebones": True, "detect_anomaly": True}, "detect_anomaly"),
     ],
@@ -62,13 +63,14 @@ def test_all_problems_come_in_one_error_before_anything_is_built() -> None:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"devices": 2, "accelerator": "cpu"}, "devices"),
-        ({"devices": "2", "accelerator": "cpu"}, "devices"),
+        ({"devices": 2, "accelerator": "cpu", "strategy": "single_device"}, "devices=2"),
+        ({"devices": "2", "accelerator": "cpu", "strategy": "single_device"}, "devices='2'"),
         ({"devices": [0, 1], "accelerator": "cpu"}, "devices"),
+        ({"num_nodes": 2, "accelerator": "cpu"}, "num_nodes=2"),
         ({"devices": []}, "devices"),
         ({"devices": "all"}, "devices"),
-        ({"strategy": "ddp"}, "strategy"),
-        ({"strategy": "fsdp"}, "strategy"),
+        ({"strategy": "ddpp"}, "strategy"),
+        ({"strategy": "xla"}, "strategy"),
         ({"strategy": "deepspeed_stage_3"}, "strategy"),
         ({"strategy": "dpd"}, "strategy"),
         ({"accelerator": "tpu"}, "accelerator"),
@@ -77,7 +79,7 @@ def test_all_problems_come_in_one_error_before_anything_is_built() -> None:
         ({"checkpointing": 3}, "checkpointing"),
         ({"checkpointing": {"on_save_error": "ignore"}}, "on_save_error"),
         ({"checkpointing": {"async": "yes"}}, "async"),
-        ({"resilience": {"max_restarts": 3}}, "resilience"),
+        ({"resilience": {"elastic_batch": "scale"}}, "elastic_batch"),
         ({"performance": {"on_oom": "halve"}}, "performance"),
         ({"watch": {"dashboard": True}}, "watch"),
         ({"plugins": object()}, "plugins"),

@@ -315,6 +315,12 @@ class ModelCheckpoint(Checkpoint):
             return
         if not self._should_save_on_exception(trainer):
             return
+        if trainer.world_size > 1:
+            warn(
+                "save_on_exception saves nothing with several processes: one that failed cannot wait for the others. "
+                "What was saved last is what the run goes on from."
+            )
+            return
         moment, candidates = self._open_moment(trainer), self._monitor_candidates(trainer)
         path = self._free_path(trainer, candidates, None)
         moment.paths.append(path)
@@ -367,6 +373,8 @@ class ModelCheckpoint(Checkpoint):
         for name, own in (("epoch", trainer.current_epoch), ("step", trainer.global_step)):
             logged = found.get(name)
             found[name] = logged.int() if isinstance(logged, Tensor) else torch.tensor(own)
+        if trainer.world_size > 1:  # names and ranks must be the same on all processes, whatever each has logged
+            found = trainer.strategy.broadcast({name: value.cpu() for name, value in found.items()})
         return found
 
     # ------------------------------------------------------------------ saving

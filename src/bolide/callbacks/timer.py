@@ -140,8 +140,9 @@ class Timer(Callback):
     @internal
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Looks at the clock."""
-        if self._by_batch and (time.monotonic() >= self._deadline_s or trainer.world_size > 1):
-            self._check_time_remaining(trainer)
+        if self._by_batch and time.monotonic() >= self._deadline_s:
+            # no question to the others in each batch: the stop of one process reaches all with the next gradients
+            self._check_time_remaining(trainer, ask=trainer.world_size == 1)
 
     def on_train_epoch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Looks at the clock."""
@@ -163,9 +164,10 @@ class Timer(Callback):
     def _finish(self, stage: RunningStage) -> None:
         self._end_time[stage] = time.monotonic()
 
-    def _check_time_remaining(self, trainer: Trainer) -> None:
-        """Ends training if the first process's time is up."""
-        if not trainer.strategy.broadcast(time.monotonic() >= self._deadline_s):
+    def _check_time_remaining(self, trainer: Trainer, ask: bool = True) -> None:
+        """Ends training if the first process's time is up; without `ask`, if this one's is."""
+        up = time.monotonic() >= self._deadline_s
+        if not (trainer.strategy.broadcast(up) if ask else up) or trainer.should_stop:
             return
         text = f"The time of {timedelta(seconds=self._duration or 0)} is up"
         if self._verbose:

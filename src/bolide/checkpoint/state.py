@@ -64,7 +64,7 @@ def collect(run: Any, weights_only: bool = False) -> dict[str, Any]:
             for key, state in ((key, cb.state_dict()) for key, cb in keyed(callbacks))
             if state
         }
-        checkpoint["optimizer_states"] = [optimizer.state_dict() for optimizer in run.optimizers]
+        checkpoint["optimizer_states"] = [run.strategy.optimizer_state(optimizer) for optimizer in run.optimizers]
         checkpoint["lr_schedulers"] = [
             to_plain(config.scheduler.state_dict(), f"lr_schedulers.{i}") for i, config in enumerate(run.schedulers)
         ]
@@ -150,7 +150,8 @@ def restore_module(run: Any, checkpoint: dict[str, Any], path: str, fitting: boo
     if overrides(module, "on_load_checkpoint"):
         module.on_load_checkpoint(checkpoint)
     check_fits(checkpoint, module, strict, path)
-    module.load_state_dict(matching_keys(checkpoint["state_dict"], module), strict=strict)
+    weights = run.strategy.localized(module, matching_keys(checkpoint["state_dict"], module))
+    module.load_state_dict(weights, strict=strict)
     if datamodule is not None and type(datamodule).__qualname__ in checkpoint:
         datamodule.load_state_dict(checkpoint[type(datamodule).__qualname__])
     restore_callbacks(run, checkpoint, fitting)
@@ -193,7 +194,7 @@ def restore_training(run: Any, checkpoint: dict[str, Any], path: str) -> None:
         )
     for optimizer, state in zip(run.optimizers, states, strict=True):
         try:
-            optimizer.load_state_dict(state)
+            run.strategy.load_optimizer(optimizer, state)
         except ValueError as error:
             raise CheckpointError(f"The optimizer state in {path!r} does not fit: {error}") from error
     for config, state in zip(run.schedulers, schedulers, strict=True):

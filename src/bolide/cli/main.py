@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bolide.cli import checkpoint
+from bolide.cli import checkpoint, estimate, launch
 from bolide.core.errors import MisconfigurationException, did_you_mean
 from bolide.core.text import printable
 
-COMMANDS = ("checkpoint", "demo", "goodput")
+COMMANDS = ("checkpoint", "demo", "estimate", "goodput", "launch")
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,6 +53,8 @@ def build_parser() -> Parser:
     checkpoint.add_parsers(commands, Parser)
     goodput = commands.add_parser("goodput", help="where the time of a run went", allow_abbrev=False)
     goodput.add_argument("folder", metavar="RUN_DIR")
+    estimate.add_parser(commands)
+    launch.add_parser(commands)
     return parser
 
 
@@ -64,6 +66,10 @@ def run(options: argparse.Namespace) -> int:
         from bolide.cli.goodput import run_goodput
 
         return run_goodput(options.folder)
+    if options.command == "estimate":
+        return estimate.run_estimate(options)
+    if options.command == "launch":
+        return launch.run_launch(options)
     from bolide.cli.demo import run_demo
 
     return run_demo(epochs=options.epochs, out=options.out, resume=options.resume)

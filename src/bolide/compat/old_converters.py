@@ -47,15 +47,13 @@ NEUTRAL: dict[str, Any] = {
 """What an argument is set to when its old value went elsewhere or was refused."""
 
 OLD_STRATEGIES: dict[str, str] = {
-    "ddp_sharded": "fsdp", "ddp_sharded_spawn": "fsdp", "ddp_sharded_find_unused_parameters_false": "fsdp",
+    "dp": "ddp", "ddp_sharded": "fsdp", "ddp_sharded_spawn": "fsdp", "ddp_sharded_find_unused_parameters_false": "fsdp",
     "ddp_fully_sharded": "fsdp", "fsdp_native": "fsdp", "fsdp_native_full_shard_offload": "fsdp_cpu_offload",
     "fairscale": "fsdp",
 }  # fmt: skip
 """Strategy names with a successor."""
 
 DEAD_STRATEGIES: dict[str, str] = {
-    "dp": 'DataParallel is gone. Write: strategy="ddp", which runs a process for each device; batch_size then counts '
-    "for one device.",
     "ddp2": 'Write: strategy="ddp".',
     "horovod": 'Write: strategy="ddp".',
     "bagua": 'Write: strategy="ddp".',
@@ -157,7 +155,10 @@ def _strategy_of(name: Any) -> Outcome:
         return Outcome({"accelerator": "cpu", "strategy": "ddp"}, 'accelerator="cpu", strategy="ddp"')
     if name in OLD_STRATEGIES:
         new = OLD_STRATEGIES[name]
-        return Outcome({"strategy": new}, f'strategy="{new}"', "PyTorch's own sharding took the place of FairScale's.")
+        why = "PyTorch's own sharding took the place of FairScale's."
+        if name == "dp":
+            why = "DataParallel is gone: a process runs for each device, and batch_size counts for one device."
+        return Outcome({"strategy": new}, f'strategy="{new}"', why)
     if name in DEAD_STRATEGIES:
         return Outcome(problem=DEAD_STRATEGIES[name])
     return UNTOUCHED

@@ -104,7 +104,9 @@ class Watch:
 
 
 G = TypeVar("G", Checkpointing, Resilience, Performance, Watch)
-BUILT: frozenset[str] = frozenset({"exact_resume", "replay", "async_", "on_save_error"})
+BUILT: frozenset[str] = frozenset(
+    {"exact_resume", "replay", "async_", "on_save_error", "max_restarts", "hang_timeout_s"}
+)
 """Group settings whose mechanism exists; the others are refused where they differ from their default."""
 
 
@@ -346,17 +348,22 @@ def _choices(c: RunConfig) -> Iterator[str]:
 def _not_there(c: RunConfig) -> Iterator[str]:
     if c.profiler is not None:
         yield f"profiler={c.profiler!r}: profilers are not built in this version of Bolide; leave profiler out"
-    if c.sync_batchnorm:
-        yield "sync_batchnorm=True needs several devices, which are not built in this version of Bolide; leave it out"
     if c.model_registry is not None:
         yield f"model_registry={c.model_registry!r} is not built in this version of Bolide; leave it out"
-    if _is_count(c.num_nodes) and c.num_nodes > 1:
-        yield f"num_nodes={c.num_nodes}: several machines are not built in this version of Bolide; write num_nodes=1"
+
+
+def _resilience(c: RunConfig) -> Iterator[str]:
+    restarts, timeout_s = c.resilience.max_restarts, c.resilience.hang_timeout_s
+    if not _is_count(restarts) or restarts < 0:
+        yield f"resilience={{'max_restarts': {restarts!r}}} must be a whole number of at least 0"
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and timeout_s > 0):
+        yield f"resilience={{'hang_timeout_s': {timeout_s!r}}} must be a number of seconds above 0"
 
 
 RULES: tuple[Rule, ...] = (
     _counts, _limits, _dev_run, _interval, _accumulation, _clipping, _precision, _time, _barebones, _choices,
-    _not_there,
+    _not_there, _resilience,
 )  # fmt: skip
 
 

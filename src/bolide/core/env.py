@@ -21,6 +21,37 @@ VARIABLES: dict[str, Variable] = {
     "RANK": Variable("this process's number among all, set by the launcher"),
     "LOCAL_RANK": Variable("this process's number on its machine, set by the launcher"),
     "WORLD_SIZE": Variable("how many processes take part, set by the launcher"),
+    "LOCAL_WORLD_SIZE": Variable("how many processes this machine has, set by the launcher"),
+    "GROUP_RANK": Variable("this machine's number, set by torch's elastic agent"),
+    "GROUP_WORLD_SIZE": Variable("how many machines take part, set by torch's elastic agent"),
+    "NODE_RANK": Variable("this machine's number, set by who starts processes by hand"),
+    "MASTER_ADDR": Variable("the host at which the first process meets the others"),
+    "MASTER_PORT": Variable("the port at which the first process meets the others"),
+    "TORCHELASTIC_RUN_ID": Variable("set in each process that torch's elastic agent started"),
+    "TORCHELASTIC_RESTART_COUNT": Variable("how often the elastic agent has started this group again"),
+    "TORCHELASTIC_ERROR_FILE": Variable("where a process leaves its error for the elastic agent"),
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": Variable("the signals that the elastic agent hands on"),
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": Variable(
+        "1 gives each attempt a store of its own, without the addresses of the one before"
+    ),
+    "OMP_NUM_THREADS": Variable("threads of each process, set to its share of the cores where it is not given"),
+    "OMPI_COMM_WORLD_SIZE": Variable("how many processes take part, set by Open MPI"),
+    "OMPI_COMM_WORLD_RANK": Variable("this process's number among all, set by Open MPI"),
+    "PMI_SIZE": Variable("how many processes take part, set by MPICH and others"),
+    "PMI_RANK": Variable("this process's number among all, set by MPICH and others"),
+    "JSM_NAMESPACE_SIZE": Variable("how many processes take part, set by LSF's jsrun"),
+    "JSM_NAMESPACE_RANK": Variable("this process's number among all, set by LSF's jsrun"),
+    "JSM_NAMESPACE_LOCAL_RANK": Variable("this process's number on its machine, set by LSF's jsrun"),
+    "LSB_JOBID": Variable("the LSF job"),
+    "LSB_DJOB_RANKFILE": Variable("a file with the hosts of the LSF job"),
+    "SLURM_NODEID": Variable("this machine's number in the SLURM job"),
+    "SLURM_JOB_NODELIST": Variable("the machines of the SLURM job"),
+    "SLURM_NODELIST": Variable("the machines of the SLURM job, in older releases"),
+    "SLURM_NTASKS_PER_NODE": Variable("how many tasks of the SLURM job a machine has"),
+    "PYTEST_CURRENT_TEST": Variable("the test that runs: there is no script then that could be run again"),
+    "BOLIDE_AGENT_PID": Variable("the process that started this rank, whose end ends it too"),
+    "BOLIDE_HEARTBEATS": Variable("the folder in which ranks leave word that they are alive"),
+    "BOLIDE_ESTIMATE": Variable("numbers of devices, and their memory: a fit prints what it would take, and ends"),
     "SLURM_PROCID": Variable("this process's number among all, set by SLURM"),
     "SLURM_LOCALID": Variable("this process's number on its machine, set by SLURM"),
     "SLURM_JOB_ID": Variable("the SLURM job, used as TensorBoard's version, and to put it back into the queue"),
@@ -53,6 +84,13 @@ def set(name: str, value: str) -> None:
     os.environ[name] = value
 
 
+def unset(name: str) -> None:
+    """Removes a variable of the table from this process and its children."""
+    if name not in VARIABLES:
+        raise KeyError(name)
+    os.environ.pop(name, None)
+
+
 def trainer_arguments() -> dict[str, str]:
     """Trainer arguments given as `PL_TRAINER_<NAME>`, by lower-case argument name, as text."""
     size = len(TRAINER_PREFIX)
@@ -61,7 +99,7 @@ def trainer_arguments() -> dict[str, str]:
 
 def rank() -> int:
     """This process's global rank as the launcher's environment tells it; 0 when nothing does."""
-    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
+    for name in ("RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK"):
         text = os.environ.get(name)
         if text is not None and text.isdigit():
             return int(text)

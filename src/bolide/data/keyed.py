@@ -111,7 +111,9 @@ class Keys:
                 yield Key(epoch, position, entry)
                 position += 1
                 continue
-            yield [Key(epoch, position + i, index) for i, index in enumerate(entry)]
+            # a batch of one rank of several says where its samples stand in the order of all of them
+            places = getattr(entry, "positions", None) or range(position, position + len(entry))
+            yield [Key(epoch, place, index) for place, index in zip(places, entry)]
             position += len(entry)
 
     def opening(self) -> AbstractContextManager[None]:

@@ -39,6 +39,10 @@ class Source:
     readers: list[Reader] = field(default_factory=list)
     keys: list[Keys] = field(default_factory=list)
     together: CombinedLoader | None = None
+    own_count: float = 0.0
+    """What this rank's loader has, where the ranks agreed on another `count`."""
+    rank_counts: list[float] = field(default_factory=list)
+    """What the loaders of all ranks have, where they differ."""
     ahead: Any = None
     """The iterator that reads ahead, where the length is unknown: it knows what stood before it did."""
 

@@ -20,8 +20,10 @@ from bolide.core.messages import warn_once
 from bolide.core.states import RunningStage
 from bolide.data.batches import batches, started
 from bolide.data.loaders import Source, length_of
+from bolide.engine import rank_log, ranks
 from bolide.engine.plan import UserStep, check_loader_idx, transfer_of, user_step
 from bolide.engine.signals import StopAsked
+from bolide.launch.group import is_watched
 from bolide.log import to_numbers
 
 if TYPE_CHECKING:
@@ -87,6 +89,8 @@ def evaluate(
     # within a fit the batch that was just trained on is not counted yet, where it ended in a step
     axis = progress.stepped_batches - (0 if standalone or not run.batch_stepped else 1)
     with no_gradients(run, standalone):
+        if run.strategy.distributed:
+            run.strategy.sync_buffers()  # type: ignore[attr-defined]
         open_data()
         sources = [s if limit is None else Source(s.loader, min(s.count, limit), s.sized) for s in data.sources]
         several = len(sources) > 1
@@ -110,14 +114,19 @@ def evaluate(
                 fetched.append(
                     evaluate_loader(run, told, source, iterator, i, several, user, OVERRIDES[step_name], counter)
                 )
+                if ranks.several(run):
+                    if ranks.agree_on_break(run, f"the end of {name} loader {i}"):
+                        raise StopAsked
+                    rank_log.reduce_epoch_values(run, f"{name} loader {i}", fetched[-1])
                 log.close_epoch_values()
                 if several and run.state.stage != RunningStage.SANITY_CHECKING:
                     log.publish()
-            refuse_empty(sources, fetched, name)
+            refuse_empty(sources, ranks.fetched_by_any(run, fetched), name)
             log.in_batch = False
             log.select_loader(None)
             for hook in told.epoch_end:
                 hook()
+            rank_log.reduce_epoch_values(run, f"the end of {name}")
             log.publish()
             results = [to_numbers(found) for found in log.by_loader()] if sources else []
             if name == "validation":
@@ -153,10 +162,21 @@ def evaluate_loader(
     """One pass over one loader, with its batch hooks; returns how many batches there were."""
     log, transfer = run.log, transfer_of(run)
     pairs = batches(source, iterator, look_ahead=math.isinf(source.count))
-    if user.takes_iterator:
-        pairs = Handed.over(pairs, source)
+    if is_watched():
+        pairs = ranks.beating(run, pairs)
     which = (loader_idx,) if several else ()
     batch_idx = -1
+
+    def ghost(batch: Any) -> None:
+        log.scope = spec
+        batch = batch if transfer is None else transfer(batch, loader_idx)
+        args = (batch, batch_idx) if user.wants_batch_idx else (batch,)
+        user.call(*args, *(which if user.wants_loader_idx else ()))
+
+    if run.strategy.distributed:
+        pairs = ranks.in_company(run, pairs, ghost)
+    if user.takes_iterator:
+        pairs = Handed.over(pairs, source)
     for batch_idx, (batch, _) in enumerate(pairs):
         if transfer is not None and not user.takes_iterator:
             batch = transfer(batch, loader_idx)
@@ -183,8 +203,11 @@ def evaluate_loader(
             log.write(log.current(), count, count)
             steps_logged[loader_idx] = count + 1
         log.close_batch()
-        if run.signals.received is not None and not run.signals.at_once:
-            raise StopAsked
+        if run.signals.heard is not None and not run.signals.at_once:
+            if not run.signals.shared:
+                raise StopAsked
+            if not getattr(run.strategy, "sharded", False):
+                break  # the others are told at the end of the pass, and break it off, too
     return batch_idx + 1
 
 

@@ -22,6 +22,7 @@ from bolide.core.states import RunningStage
 from bolide.data.batches import batches, started
 from bolide.data.loaders import eval_sources, set_epoch, train_source, without_shuffling
 from bolide.engine import plan as plans
+from bolide.engine import rank_log, ranks
 from bolide.engine.evaluate import Handed, evaluate
 from bolide.engine.optimizers import step_plateau_schedulers, step_schedulers
 from bolide.engine.resume import go_on, goes_on, restore_place
@@ -102,7 +103,10 @@ def fit(run: Run) -> Iterator[Progress]:
                 progress.stepped_batches += 1
             for hook in plan.hooks.on_train_batch_end:
                 hook(outputs, batch, batch_idx)
-            if steps and (progress.stepped_batches % plan.log_every == 0 or (plan.logs and trainer.should_stop)):
+            if steps and (
+                progress.stepped_batches % plan.log_every == 0
+                or (plan.logs and trainer.should_stop and run.stop_is_common)
+            ):
                 log.write(log.current(), None, progress.stepped_batches - 1)
             log.close_batch()
             validated = run.validation_enabled and run.validation_due(last)
@@ -130,6 +134,7 @@ def fit(run: Run) -> Iterator[Progress]:
 
 def finished(run: Run) -> bool:
     """Whether no further epoch begins."""
+    ranks.agree(run, "the end of an epoch")
     reached = run.limits_reached()
     if reached is not None:
         info(reached)
@@ -185,8 +190,11 @@ def load_train(run: Run) -> None:
     if config.overfit_batches > 0:
         loaders = without_shuffling(loaders, "training")
     run.train_loaders = loaders
+    if run.strategy.distributed:
+        loaders = ranks.part_of(run, loaders, training=True)
     run.train = train_source(loaders, train_limit(run), key_seed(run))
     run.train_loaded_epoch = run.progress.epoch
+    ranks.agree_on_length(run)
 
 
 def train_limit(run: Run) -> float | None:
@@ -232,6 +240,7 @@ def open_epoch(run: Run, iterator: Any) -> Any:
         iterator = None
     else:
         run.train.relimit(train_limit(run))
+        ranks.agree_on_length(run)
     resumed = progress.mid_epoch
     run.validated_this_epoch = resumed and run.validated_this_epoch
     run.log.epoch = progress.epoch
@@ -334,6 +343,7 @@ def close_epoch(run: Run, skipped: bool) -> None:
         progress.is_last_batch = True
         if plan.automatic:
             step_schedulers(run, "epoch", progress.batch)
+    rank_log.reduce_epoch_values(run, "training")
     log.close_epoch_values()
     early = not skipped and not progress.is_last_batch
     if not early:
@@ -342,6 +352,7 @@ def close_epoch(run: Run, skipped: bool) -> None:
         hook()
     if run.version != run.plan.version:
         plan = run.plan = plans.build(run)
+    rank_log.reduce_epoch_values(run, "the end of a training epoch")
     log.publish()
     if plan.has_plateau:
         step_plateau_schedulers(run, "epoch", progress.batch)
@@ -374,6 +385,8 @@ def load_eval(run: Run, data: EvalData, stage: str, hook: str, limit: float | No
         loaders = without_shuffling(loaders, "validation")
         limit = run.config.overfit_batches if run.state.fn == "fit" else limit
     data.loaders = loaders
+    if run.strategy.distributed:
+        loaders = ranks.part_of(run, loaders, training=False)
     data.sources = eval_sources(loaders, limit, stage)
 
 
@@ -406,6 +419,7 @@ def validate(run: Run) -> None:
         run.owes_validation = True
         run.boundary, run.saver = ("batch", True), None
         act(run, run.signals)
+    ranks.agree(run, "the end of a validation")
     run.val_timer_s = time.monotonic()
     run.state.stage = before
     if run.version != run.plan.version:

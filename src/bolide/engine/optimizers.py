@@ -270,14 +270,21 @@ class LightningOptimizer:
 
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Only this optimizer's parameters need gradients while this is open; `sync_grad` is for many processes."""
+        """Only this optimizer's parameters need gradients while this is open.
+
+        With `sync_grad=False` the backward passes within exchange no gradients with other processes.
+        """
         run = self._run
         if run is None:
             raise UserCodeError("optimizer.toggle_model() works while the trainer fits only")
         run.module.toggle_optimizer(self)
+        if not sync_grad:
+            run.strategy.set_sync(False)
         try:
             yield
         finally:
+            if not sync_grad:
+                run.strategy.set_sync(True)
             run.module.untoggle_optimizer(self)
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:

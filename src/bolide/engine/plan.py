@@ -20,7 +20,9 @@ from bolide.core.hooks import HOOKS, Hooks, is_internal, is_saver, overrides, re
 from bolide.core.messages import warn_once
 from bolide.engine import optimizers as opt
 from bolide.engine import step
+from bolide.engine.ranks import backward_over_ranks, beating, over_ranks, rank_step
 from bolide.engine.veto import vetoes_of, with_vetoes
+from bolide.launch.group import is_watched
 
 if TYPE_CHECKING:
     from bolide.engine.run import Run
@@ -56,6 +58,7 @@ class Plan:
     transfer: Callable[[Any, int], Any] | None
     zero_grad: Callable[[int], None]
     backward: Callable[..., Any] | None
+    backward_nothing: Callable[[], None] | None
     clip: Callable[[Any], Any] | None
     optimizer_step: Callable[..., Any] | None
     scheduler_step: Callable[[Any, Any], None]
@@ -104,6 +107,7 @@ def build(run: Run) -> Plan:
         transfer=transfer_of(run),
         zero_grad=_zero_grad(run, optimizer),
         backward=_backward(run),
+        backward_nothing=getattr(run.strategy, "backward_nothing", None) if run.strategy.distributed else None,
         clip=_clip(run),
         optimizer_step=module.optimizer_step if overridden_step else None,
         scheduler_step=_override(run, "lr_scheduler_step")
@@ -121,7 +125,10 @@ def build(run: Run) -> Plan:
 def fetch_wrappers_of(run: Run) -> tuple[Callable[[Any], Any], ...]:
     """What callbacks put around the training batches of an epoch: `wrap_fetches(batches)`, where they have it."""
     found = (getattr(callback, "wrap_fetches", None) for callback in run.trainer.callbacks)
-    return tuple(wrap for wrap in found if callable(wrap))
+    ranks = (partial(over_ranks, run),) if run.strategy.distributed else ()
+    if not ranks and is_watched():
+        ranks = (partial(beating, run),)
+    return (*ranks, *(wrap for wrap in found if callable(wrap)))
 
 
 def savers_of(run: Run) -> tuple[Any, ...]:
@@ -160,6 +167,8 @@ def user_step(run: Run, name: str) -> UserStep:
         )
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
     wrapper = run.precision.forward_wrapper()
+    if run.strategy.distributed and name == "training_step":
+        method = rank_step(run, method)
     return UserStep(
         call=wrapper(method) if wrapper is not None else method,
         wants_batch_idx="batch_idx" in names or variadic or len(_required(parameters)) > 1 or len(names) > 1,
@@ -249,8 +258,11 @@ def _backward(run: Run) -> Callable[..., Any] | None:
     from bolide.strategies.strategy import Strategy
 
     scaler = run.precision.scaler
-    if overrides(run.module, "backward"):
-        call = _override(run, "backward")
+    own = _override(run, "backward") if overrides(run.module, "backward") else None
+    if run.strategy.distributed:
+        return backward_over_ranks(run, own)
+    if own is not None:
+        call = own
         return call if scaler is None else lambda loss: call(scaler.scale(loss))
     if scaler is not None:
         return lambda loss: run.strategy.backward(scaler.scale(loss))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bolide.checkpoint.state import keyed
-from bolide.core.messages import warn
+from bolide.core.messages import warn, warn_once
 from bolide.data.batches import started
 from bolide.data.position import generator_states, has_pool, set_generator_states
 from bolide.seed import rng_state, set_rng_state
@@ -85,6 +85,12 @@ def open_gradients(run: Run) -> dict[str, torch.Tensor] | None:
     progress = run.progress
     open_window = run.module.automatic_optimization and progress.batch % run.trainer.accumulate_grad_batches
     if not progress.mid_epoch or progress.is_last_batch or not open_window:
+        return None
+    if getattr(run.strategy, "sharded", False):
+        warn_once(
+            "A checkpoint within an accumulation window keeps no gradients of sharded parameters: going on from it, "
+            "the batches of that window that were done do not count. Save at optimizer steps."
+        )
         return None
     return {name: p.grad.detach().clone() for name, p in run.module.named_parameters() if p.grad is not None}
 

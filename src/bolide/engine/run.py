@@ -12,6 +12,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from bolide.checkpoint.lock import RunLock
+from bolide.checkpoint.rank_writer import RankWriter
 from bolide.checkpoint.writer import Writer
 from bolide.core.hooks import Receivers
 from bolide.core.messages import info
@@ -57,7 +58,7 @@ class Run:
         "validation_enabled", "validated_this_epoch", "validation_names", "stepped_in_batch",
         "val_timer_s", "val_every", "started_s", "restored", "loops_state", "predictions", "results", "said_min",
         "train_loaded_epoch", "saved", "boundary", "saver", "signals", "owes_validation", "phases",
-        "starts_over", "live", "run_id", "writer", "memory_is_ready", "locks",
+        "starts_over", "live", "run_id", "writer", "memory_is_ready", "locks", "stop_agreed", "first_batch_checked",
     )  # fmt: skip
 
     def __init__(self, trainer: Any, module: Any, datamodule: Any, progress: Progress, log: Log) -> None:
@@ -95,8 +96,12 @@ class Run:
         self.owes_validation = False
         self.phases = Phases()
         self.signals = SignalWatch(trainer.queue)
+        self.signals.shared = trainer.strategy.world_size > 1
+        self.stop_agreed = False
+        self.first_batch_checked = False
         settings = self.config.checkpointing
-        self.writer = Writer(
+        kind = RankWriter if self.signals.shared else Writer
+        self.writer = kind(
             trainer.write_checkpoint, settings.on_save_error,
             asynchronous=settings.async_ and self.strategy.checkpoint_io is None
             and not self.config.switches.saves_within_hooks,
@@ -147,9 +152,16 @@ class Run:
             return f"`Trainer.fit` stopped: `max_epochs={max_epochs}` reached."
         return None
 
+    @property
+    def stop_is_common(self) -> bool:
+        """Whether a stop that this process was asked for has reached all others: at once where there are none."""
+        return self.stop_agreed or not self.signals.shared
+
     def may_stop_early(self) -> bool:
-        """Whether min_epochs and min_steps are met."""
+        """Whether min_epochs and min_steps are met; with other ranks, whether they have heard of the stop, too."""
         trainer, progress = self.trainer, self.progress
+        if not self.stop_is_common:
+            return False
         enough_epochs = progress.epochs_completed >= (trainer.min_epochs or 0)
         enough_steps = progress.step >= (trainer.min_steps or 0)
         if not (enough_epochs and enough_steps) and not self.said_min:
@@ -186,7 +198,7 @@ class Run:
         if self.stops_now():
             return True
         if every.unit == "seconds":
-            return time.monotonic() - self.val_timer_s >= every.count
+            return bool(self.strategy.broadcast(time.monotonic() - self.val_timer_s >= every.count))
         if every.unit == "steps":
             return self.stepped_in_batch and progress.step % int(every.count) == 0
         if every.unit == "epochs":

@@ -23,7 +23,7 @@ from bolide.core.messages import PossibleUserWarning, info, warn, warn_once
 from bolide.core.progress import Progress
 from bolide.core.states import RunningStage, TrainerStatus
 from bolide.engine import fit as fit_loop
-from bolide.engine import folders
+from bolide.engine import folders, rank_log, ranks
 from bolide.engine import plan as plans
 from bolide.engine.evaluate import evaluate
 from bolide.engine.optimizers import LightningOptimizer, check_schedulers, parse_optimizers
@@ -82,7 +82,7 @@ def run_evaluation(run: Run, name: str, limit: float | None, ckpt_path: str | No
     return run.results
 
 
-def run_prediction(run: Run, limit: float | None, ckpt_path: str | None, keep: bool) -> Any:
+def run_prediction(run: Run, limit: float | None, ckpt_path: str | None, keep: Any) -> Any:
     """A whole `predict`."""
     try:
         hooks = open_other(run, "predict", ckpt_path)
@@ -131,9 +131,10 @@ def set_up(run: Run) -> None:
     module, datamodule = run.module, run.datamodule
     for owner in (datamodule, module):
         if owner is not None and overrides(owner, "prepare_data"):
-            owner.prepare_data()
+            ranks.once_for_all(run, owner.prepare_data, getattr(owner, "prepare_data_per_node", True))
     folders.lock_loggers(run)
     folders.lock_checkpoints(run)
+    ranks.share_versions(run)
     for logger in run.trainer.loggers:
         _ = getattr(logger, "experiment", None)  # an experiment is opened here, before anything is logged
         if run.starts_over and hasattr(logger, "start_over"):
@@ -157,6 +158,7 @@ def open_fit(run: Run, ckpt_path: str | None) -> None:
     """Everything before the first training batch."""
     module = run.module
     attach(run, "fit")
+    rank_log.connect(run)
     if not module.automatic_optimization:
         refuse_manual_settings(run)
     set_up(run)
@@ -176,7 +178,10 @@ def open_fit(run: Run, ckpt_path: str | None) -> None:
     if checkpoint is not None and ckpt_path is not None:
         restore_training(run, checkpoint, ckpt_path)
         info(f"Going on from {ckpt_path}: epoch {run.progress.epoch}, step {run.progress.step}.")
-        restore_run(run, checkpoint.get("bolide"))
+        saved = checkpoint.get("bolide")
+        if ranks.other_size(run, saved) and run.train is None:
+            fit_loop.load_train(run)  # the size of its batches tells how far the run is
+        restore_run(run, ranks.of_this_rank(run, saved))
         del checkpoint
     if run.version != run.plan.version or run.restored:
         run.plan = plans.build(run)
@@ -192,6 +197,7 @@ def open_other(run: Run, stage: str, ckpt_path: str | None) -> Hooks:
     """Everything before the first batch of an evaluation or a prediction."""
     module = run.module
     attach(run, stage)
+    rank_log.connect(run)
     set_up(run)
     if ckpt_path is not None:
         restore_module(run, read(run, ckpt_path), ckpt_path, fitting=False)
@@ -356,7 +362,7 @@ def checkpoint_of(run: Run, weights_only: bool) -> dict[str, Any]:
     """What a checkpoint of the run holds now."""
     checkpoint = collect(run, weights_only)
     if not weights_only:
-        checkpoint["bolide"] |= saved_run(run)
+        checkpoint["bolide"] |= ranks.of_all_ranks(run, saved_run(run))
     return checkpoint
 
 
@@ -400,6 +406,7 @@ def mark_finished(run: Run) -> None:
 
 def fail(run: Run, error: BaseException) -> None:
     """The end by an exception: the hooks for it, the loggers; the user's teardown hooks do not run."""
+    ranks.tell_agent(run, error)
     run.state.status = TrainerStatus.INTERRUPTED
     run.log.scope = None
     try:

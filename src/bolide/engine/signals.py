@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import torch
 
+from bolide.collectives import any_rank
 from bolide.core.errors import CheckpointError, SIGTERMException
 from bolide.core.messages import info, warn
 from bolide.core.states import RunningStage
@@ -63,6 +64,8 @@ class SignalWatch:
 
     Attributes:
         received: the signal that is to be answered, or None.
+        heard: the signal that this process has heard, or None.
+        shared: whether other ranks run with this one: what is heard is answered once all have agreed.
         count: how many signals came.
         reason: why the run was asked to stop, where a part of the program did; else None.
         at_once: whether a signal need not wait for a boundary.
@@ -75,6 +78,8 @@ class SignalWatch:
         self.queue = queue if wanted else None
         self.requeue_signal = int(queue.requeue_signal) if wanted else None  # type: ignore[union-attr, arg-type]
         self.received: int | None = None
+        self.heard: int | None = None
+        self.shared = False
         self.count = 0
         self.reason: str | None = None
         self.at_once = True
@@ -152,6 +157,8 @@ class SignalWatch:
         """
         if self._outer is not None or self.answered:
             return  # the run around this one has heard it too, and answers
+        if self.received is None:
+            self.received = self.heard
         if self.received is not None and self.received != self.requeue_signal:
             self.answered = True
             raise self.error()
@@ -170,8 +177,10 @@ class SignalWatch:
             return
         self.count += 1
         self._times[signum] = self._times.get(signum, 0) + 1
-        if self.received is None or (self.received == signal.SIGINT and signum == signal.SIGTERM):
-            self.received = signum
+        if self.heard is None or (self.heard == signal.SIGINT and signum == signal.SIGTERM):
+            self.heard = signum
+            if not self.shared:
+                self.received = signum
         self._hush_workers()
         old = _beneath(signum, self._old.get(signum))
         if callable(old) and old is not signal.default_int_handler:
@@ -214,8 +223,10 @@ class SignalWatch:
         """Ends the run at the next boundary as SIGTERM does. May be called from any thread."""
         if self.reason is None:
             self.reason = reason
-        if self.received is None:
-            self.received = int(signal.SIGTERM)
+        if self.heard is None:
+            self.heard = int(signal.SIGTERM)
+            if not self.shared:
+                self.received = self.heard
 
     def error(self) -> BaseException:
         """The exception that a run ends with because of what was received."""
@@ -291,7 +302,8 @@ def act(run: Run, watch: SignalWatch) -> NoReturn:
     trainer = run.trainer
     trainer.received_sigterm = signum == signal.SIGTERM and watch.reason is None
     trainer.stop_reason = watch.reason or _name(signum)
-    if watch.skips_save:
+    skips = any_rank("a second SIGTERM", watch.skips_save) if watch.shared else watch.skips_save
+    if skips:
         info("SIGTERM came again: the run ends without a save.")
         raise settled(error)
     path = None
@@ -319,6 +331,9 @@ def act(run: Run, watch: SignalWatch) -> NoReturn:
 def finish_saves_quietly(run: Run, watch: SignalWatch, error: BaseException) -> None:
     """Waits for the save in flight: a failure of it is said, and `error` stays what the run ends with."""
     if watch.insisted:
+        return
+    if watch.shared and not watch.answered:
+        run.writer.join()  # the other processes are elsewhere: they are not asked
         return
     try:
         run.trainer.finish_saves()
@@ -354,7 +369,7 @@ def error_of(run: Run, error: BaseException) -> BaseException:
     torch_says_so = isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
     workers_died = torch_says_so or isinstance(error, (EOFError, OSError))
     between_batches = run.state.stage == RunningStage.TRAINING and run.log.batch is None
-    if watch.received is None or watch.answered or not (workers_died and between_batches):
+    if watch.shared or watch.received is None or watch.answered or not (workers_died and between_batches):
         return error
     try:
         act(run, watch)

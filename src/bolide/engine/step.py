@@ -56,6 +56,8 @@ def plain_step(run: Run, batch: Any, batch_idx: int, last: bool) -> Any:
             plan.backward(loss)
         for hook in hooks.on_after_backward:
             hook()
+    elif plan.backward_nothing is not None:
+        plan.backward_nothing()
 
     if closes:
         if divisor != 1:
@@ -117,6 +119,8 @@ def closure_step(run: Run, batch: Any, batch_idx: int, last: bool) -> Any:
                     plan.backward(loss)
                 for hook in hooks.on_after_backward:
                     hook()
+            elif plan.backward_nothing is not None:
+                plan.backward_nothing()
         if closes_window:
             if divisor != 1:
                 mend_short_window(run, batch_idx, divisor)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from bolide.collectives import any_rank
 from bolide.engine.step import loss_of
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def with_vetoes(run: Run, training_step: Callable[..., Any], vetoes: tuple[Veto,
             left_out = False
             for veto in vetoes:  # all are asked: each keeps its own account
                 left_out = veto(loss) or left_out
+            if run.strategy.world_size > 1:
+                left_out = any_rank("leaving a batch out", left_out)
             if left_out:
                 log.rewind()
                 output = None

@@ -9,34 +9,63 @@ from typing import Any
 
 from bolide.core.errors import did_you_mean
 from bolide.core.lazy import submodule
+from bolide.strategies.ddp import DDPStrategy
+from bolide.strategies.parallel import ParallelStrategy
 from bolide.strategies.strategy import SingleDeviceStrategy, Strategy
 
-__all__ = ["SingleDeviceStrategy", "Strategy"]
+__all__ = [
+    "DDPStrategy", "FSDPStrategy", "ModelParallelStrategy", "ParallelStrategy", "SingleDeviceStrategy", "Strategy",
+]  # fmt: skip
 
-NAMES = ("auto", "single_device")
-_DDP = [f"ddp{kind}{unused}" for kind in ("", "_spawn", "_fork", "_notebook") for unused in (
-    "", "_find_unused_parameters_true", "_find_unused_parameters_false")]  # fmt: skip
+_STARTS: dict[str, str | None] = {"": None, "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
+_UNUSED: dict[str, dict[str, Any]] = {
+    "": {},
+    "_find_unused_parameters_true": {"find_unused_parameters": True},
+    "_find_unused_parameters_false": {"find_unused_parameters": False},
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    f"ddp{kind}{suffix}": {"start_method": start, **unused}
+    for kind, start in _STARTS.items()
+    for suffix, unused in _UNUSED.items()
+}
+"""Names that stand for a DDPStrategy with these arguments."""
+
+FSDP_PRESETS: dict[str, dict[str, Any]] = {"fsdp": {}, "fsdp_cpu_offload": {"cpu_offload": True}}
+"""Names that stand for a FSDPStrategy with these arguments."""
+
+NAMES = ("auto", "single_device", *PRESETS, *FSDP_PRESETS)
 NOT_BUILT_NAMES = (
-    *_DDP, "fsdp", "fsdp_cpu_offload", "deepspeed", "deepspeed_stage_1", "deepspeed_stage_2",
+    "deepspeed", "deepspeed_stage_1", "deepspeed_stage_2",
     "deepspeed_stage_2_offload", "deepspeed_stage_3", "deepspeed_stage_3_offload", "deepspeed_stage_3_offload_nvme",
     "xla", "xla_debug", "single_xla", "single_tpu",
 )  # fmt: skip
 NOT_BUILT_CLASSES = (
-    "DDPStrategy", "FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "ParallelStrategy", "XLAStrategy",
-    "SingleDeviceXLAStrategy",
+    "DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy",
 )  # fmt: skip
 
 
-def resolve_strategy(strategy: Any) -> tuple[Strategy, list[str]]:
-    """The strategy that `strategy=` means, and what is wrong with the request."""
+def resolve_strategy(strategy: Any, several: bool = False) -> tuple[Strategy, list[str]]:
+    """The strategy that `strategy=` means, with `several` processes or one, and what is wrong with the request."""
     if isinstance(strategy, Strategy):
         return strategy, []
-    if strategy in NAMES:
+    if strategy == "auto" and several:
+        return DDPStrategy(), []
+    if strategy in ("auto", "single_device"):
         return SingleDeviceStrategy(), []
+    if isinstance(strategy, str) and strategy in PRESETS:
+        made = DDPStrategy(**PRESETS[strategy])
+        made.strategy_name = strategy
+        return made, []
+    if isinstance(strategy, str) and strategy in FSDP_PRESETS:
+        from bolide.strategies.fsdp import FSDPStrategy
+
+        sharded = FSDPStrategy(**FSDP_PRESETS[strategy])
+        sharded.strategy_name = strategy
+        return sharded, []
     if strategy in NOT_BUILT_NAMES:
+        instead = "'fsdp_cpu_offload'" if "offload" in strategy else "'fsdp'" if "deepspeed" in strategy else "'ddp'"
         return SingleDeviceStrategy(), [
-            f"strategy={strategy!r} runs many processes, which are not built in this version of Bolide; "
-            "leave strategy out, or write strategy='auto'"
+            f"strategy={strategy!r} is not built in this version of Bolide; write strategy={instead}"
         ]
     return SingleDeviceStrategy(), [
         f"strategy={strategy!r} must be one of {', '.join(NAMES)}, or a Strategy."
@@ -47,9 +76,16 @@ def resolve_strategy(strategy: Any) -> tuple[Strategy, list[str]]:
 def __getattr__(name: str) -> Any:
     if name in NOT_BUILT_CLASSES:
         raise AttributeError(
-            f"bolide.strategies.{name} runs many processes, which are not built in this version of Bolide; "
-            "SingleDeviceStrategy is there"
+            f"bolide.strategies.{name} is not built in this version of Bolide; there are {', '.join(__all__)}"
         )
+    if name == "FSDPStrategy":  # torch's sharding is imported by who uses it
+        from bolide.strategies.fsdp import FSDPStrategy
+
+        return FSDPStrategy
+    if name == "ModelParallelStrategy":
+        from bolide.strategies.model_parallel import ModelParallelStrategy
+
+        return ModelParallelStrategy
     found = submodule(__name__, name)
     if found is not None:
         return found

@@ -1,20 +1,21 @@
 """What every strategy answers: placing a module, stepping it, saving it; and the names users call on it.
 
 `Strategy` is both the base class that users subclass and the single-device behaviour: a strategy for many processes
-overrides what differs. Collectives are identities here, as there is one process.
+overrides what differs (strategies/parallel). Collectives are identities here, as there is one process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bolide.checkpoint import io
 from bolide.core.protocols import CheckpointFormat, Optimizable
+from bolide.world import World
 
 
 class Strategy:
@@ -25,6 +26,11 @@ class Strategy:
     """
 
     strategy_name = "single_device"
+    distributed = False
+    """Whether it runs several processes; such a one is given its place among them, and opens their group."""
+
+    start_method: Literal["script", "spawn", "fork"] | None = None
+    """How the processes are started where nobody has: None runs the script again, or forks where there is none."""
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         self._root_device = torch.device(device) if device is not None else torch.device("cpu")
@@ -32,6 +38,8 @@ class Strategy:
         self.module: nn.Module | None = None
         self.optimizers: list[Optimizable] = []
         self.checkpoint_io: CheckpointFormat | None = None
+        self.world: World | None = None
+        self.environment: Any = None
 
     # ------------------------------------------------------------------ the ten methods
 
@@ -58,9 +66,9 @@ class Strategy:
     def set_sync(self, on: bool) -> None:
         """Whether gradients are exchanged at the next backward pass; nothing to do on one device."""
 
-    def backward(self, loss: Tensor) -> None:
-        """The backward pass."""
-        loss.backward()
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """The backward pass; `args` and `kwargs` are `Tensor.backward`'s."""
+        loss.backward(*args, **kwargs)
 
     def clip(self, optimizer: Optimizable, limit: float, kind: str) -> Tensor | None:
         """Clips the gradients of `optimizer`; returns their total norm (0-dim, on the device), or None by value."""
@@ -88,6 +96,27 @@ class Strategy:
         """Lets go of the module and the optimizers."""
         self.module = None
         self.optimizers = []
+
+    # ------------------------------------------------------------------ many processes: nothing to do for one
+
+    def start(self, exact: bool = False) -> None:
+        """A run begins: opens the group of processes. `exact` asks for the same bits however often it is resumed."""
+
+    def optimizer_state(self, optimizer: Optimizable) -> dict[str, Any]:
+        """The state of an optimizer as a file holds it."""
+        return optimizer.state_dict()
+
+    def load_optimizer(self, optimizer: Optimizable, state: dict[str, Any]) -> None:
+        """Takes the state of an optimizer from a file."""
+        optimizer.load_state_dict(state)
+
+    def localized(self, module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Weights of a file as `module`, which may be spread over processes, takes them."""
+        return state
+
+    def bind(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called in the place of the module's method `name`, which is `method`."""
+        return method
 
     # ------------------------------------------------------------------ what users call
 

@@ -25,11 +25,14 @@ from bolide.core.config import (
     problems,
 )
 from bolide.core.errors import ConfigError, MisconfigurationException, did_you_mean
-from bolide.core.messages import warn
-from bolide.plugins.environments import SLURMEnvironment
+from bolide.core.messages import warn, warn_once
+from bolide.launch.detect import detect
+from bolide.launch.environments import ClusterEnvironment
+from bolide.launch.group import die_with_agent
+from bolide.launch.slurm import SLURMEnvironment
 from bolide.precision import Precision
 from bolide.strategies import resolve_strategy
-from bolide.strategies.strategy import Strategy
+from bolide.strategies.strategy import SingleDeviceStrategy, Strategy
 from bolide.world import World, resolve_world
 
 if TYPE_CHECKING:
@@ -75,18 +78,42 @@ def build(arguments: dict[str, Any], old: Mapping[str, Any]) -> Parts:
         arguments[name], more = group(kind, arguments[name], name)
         wrong = [*wrong, *more]
     config = RunConfig(**arguments)
-    world, world_wrong = resolve_world(config.accelerator, config.devices)
-    strategy, strategy_wrong = resolve_strategy(config.strategy)
     plugins, plugin_wrong = sort_plugins(config)
+    world, strategy, place_wrong = placed(config, plugins.get("environment"))
     for text in warnings:
         warn(text, FutureWarning, stacklevel=3)
-    wrong = [*wrong, *problems(config), *world_wrong, *strategy_wrong, *plugin_wrong]
+    wrong = [*wrong, *problems(config), *place_wrong, *plugin_wrong]
     if wrong:
         raise ConfigError(list(dict.fromkeys(wrong)))
+    if world.launched:
+        die_with_agent()
     strategy.open(world.device)
     queue = plugins.get("queue") or (SLURMEnvironment() if SLURMEnvironment.detect() else None)
     precision = plugins.get("precision") or Precision(config.precision, strategy.root_device)
     return Parts(filled(config), world, strategy, precision, plugins.get("io"), queue, added, resume_from)
+
+
+def placed(config: RunConfig, environment: Any = None) -> tuple[World, Strategy, list[str]]:
+    """Where this process stands among all and the strategy that goes with it, and what is wrong with the request."""
+    environment = environment or getattr(config.strategy, "environment", None) or detect()
+    launcher = environment if environment is not None and environment.creates_processes_externally else None
+    alone = config.strategy == "single_device" or type(config.strategy) is SingleDeviceStrategy
+    world, wrong = resolve_world(config.accelerator, config.devices, config.num_nodes, launcher, alone)
+    strategy, more = resolve_strategy(config.strategy, world.world_size > 1)
+    if not strategy.distributed:
+        asked = resolve_world(config.accelerator, config.devices, config.num_nodes, None)[0].world_size
+        if asked > 1 and config.strategy != "auto":
+            name = config.strategy if isinstance(config.strategy, str) else type(strategy).__name__
+            more = more or [
+                f"strategy={name!r} runs one process, and devices={config.devices!r} with num_nodes={config.num_nodes} "
+                f"asks for {asked}: write strategy='ddp', or devices=1"
+            ]
+        if config.sync_batchnorm:
+            warn_once("sync_batchnorm=True has no effect with one process.")
+    else:
+        strategy.sync_batchnorm = config.sync_batchnorm  # type: ignore[attr-defined]
+    strategy.world, strategy.environment = world, launcher or environment
+    return world, strategy, wrong + more
 
 
 def _given(name: str, value: Any) -> bool:
@@ -125,10 +152,14 @@ def sort_plugins(config: RunConfig) -> tuple[dict[str, Any], list[str]]:
     wrong: list[str] = []
     for plugin in items:
         kind = "precision" if isinstance(plugin, Precision) else "io" if isinstance(plugin, CheckpointFormat) else None
+        kind = "environment" if isinstance(plugin, ClusterEnvironment) else kind
         kind = "queue" if callable(getattr(plugin, "requeue", None)) else kind
+        if isinstance(plugin, ClusterEnvironment) and kind == "queue" and plugin.creates_processes_externally:
+            found["environment"] = plugin
         if kind is None:
             wrong.append(
-                f"plugins={plugin!r} is not built in this version of Bolide: a Precision or a CheckpointIO can be given"
+                f"plugins={plugin!r} is not built in this version of Bolide: a Precision, a CheckpointIO or a cluster "
+                "environment can be given"
             )
         elif kind in found:
             wrong.append(f"plugins holds two of {type(plugin).__name__}'s kind; leave one out")

@@ -136,7 +136,7 @@ def _auto(trainer: Any, fn: str) -> str | None:
         return None
     run_dir = _run_dir_of(found.path, runs, found.about.run_dir if found.about else None)
     if fn == "fit" and run_dir is not None:
-        _go_on_in(trainer, run_dir)
+        go_on_in(trainer, run_dir)
     place = ", ".join(f"{name} {value}" for name, value in store.summary(found.about).items())
     info(f"ckpt_path='auto' goes on from {found.path!r}{f' ({place})' if place else ''}.")
     return found.path
@@ -195,9 +195,12 @@ def _same(folder: str) -> str:
     return folder if io.is_remote(folder) else os.path.abspath(io.local_path(folder))
 
 
-def _go_on_in(trainer: Any, run_dir: str) -> None:
+def go_on_in(trainer: Any, run_dir: str) -> None:
     """Loggers that would have taken a new number take that of the run which goes on."""
-    number = int(io.name_of(run_dir).removeprefix(VERSION))
+    text = io.name_of(run_dir).removeprefix(VERSION)
+    if not text.isdecimal():
+        return  # a folder of another name: its loggers were given theirs
+    number = int(text)
     for logger in trainer.loggers:
         own = getattr(logger, "_version", "given") is None and logger.root_dir is not None
         if own and _same(str(logger.root_dir)) == io.parent(run_dir):

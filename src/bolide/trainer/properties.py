@@ -266,16 +266,18 @@ class TrainerProperties(metaclass=RemovedNames):
     @property
     def num_nodes(self) -> int:
         """How many machines there are."""
-        return self.config.num_nodes
+        return max(self._world.num_nodes, self.config.num_nodes)
 
     @property
     def num_devices(self) -> int:
         """How many devices this process's machine uses."""
-        return 1
+        return self._world.local_world_size
 
     @property
     def device_ids(self) -> list[int]:
         """The indices of the devices on this machine."""
+        if self._world.local_world_size > 1:
+            return list(range(self._world.local_world_size)) if self._world.kind == "cpu" else list(self._world.indices)
         return [self._strategy.root_device.index or 0]
 
     @property
@@ -286,7 +288,7 @@ class TrainerProperties(metaclass=RemovedNames):
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int] | None:
         """Arguments of a distributed sampler; None on one device."""
-        return None
+        return getattr(self._strategy, "distributed_sampler_kwargs", None)
 
     @property
     def lightning_module(self) -> LightningModule | None:

@@ -16,7 +16,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from bolide.checkpoint.file import write_checkpoint
+from bolide.collectives import on_rank_zero
 from bolide.compat.lightning_args import method_arguments
+from bolide.core import env
 from bolide.core.config import Checkpointing, Performance, Resilience, RunConfig, Watch
 from bolide.core.errors import ConfigError, MisconfigurationException
 from bolide.core.messages import warn, warn_once
@@ -29,9 +31,9 @@ from bolide.engine.run import Run
 from bolide.engine.signals import watched
 from bolide.log import Log
 from bolide.module import LightningModule, refuse_unpickling
-from bolide.trainer import build
+from bolide.trainer import build, launching
 from bolide.trainer.checks import checked_module, split_data
-from bolide.trainer.paths import follows_a_finished_run, resolve_ckpt_path
+from bolide.trainer.paths import follows_a_finished_run
 from bolide.trainer.properties import TrainerProperties
 from bolide.trainer.settings import WatchedList
 from bolide.trainer.tables import results_table
@@ -113,9 +115,9 @@ class Trainer(TrainerProperties):
 
         Args:
             accelerator: "auto", "cpu", "gpu", "cuda", "mps", or an Accelerator.
-            strategy: "auto", "single_device", or a Strategy.
-            devices: how many devices, or which; one is built.
-            num_nodes: how many machines; one is built.
+            strategy: "auto", "ddp" and others by name (docs/distributed.md), or a Strategy.
+            devices: how many devices, or which; several run a process each.
+            num_nodes: how many machines, each started by a launcher.
             precision: "32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed", or 16, 32, 64, "bf16".
             logger: True (TensorBoard where it is installed, else CSV), False, a Logger or several.
             callbacks: a Callback or several.
@@ -144,12 +146,12 @@ class Trainer(TrainerProperties):
             deterministic: True, "warn" or False: whether torch uses deterministic algorithms only.
             benchmark: cuDNN's benchmark mode.
             inference_mode: inference_mode (True) or no_grad in validate, test and predict.
-            use_distributed_sampler: for several devices.
+            use_distributed_sampler: whether the processes share what a loader reads, each sample once.
             profiler: not built yet.
             detect_anomaly: autograd's anomaly detection in training.
             barebones: everything off but the loop.
-            plugins: a Precision or a CheckpointIO.
-            sync_batchnorm: for several devices.
+            plugins: a Precision, a CheckpointIO or a ClusterEnvironment.
+            sync_batchnorm: whether batch norm is over the batches of all processes.
             reload_dataloaders_every_n_epochs: ask the hooks for loaders again every so many epochs.
             default_root_dir: where files go; the working directory where not given.
             enable_autolog_hparams: whether hyperparameters go to the loggers.
@@ -229,6 +231,15 @@ class Trainer(TrainerProperties):
             given = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders}
             found = method_arguments("fit", old, given)
             return self.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only, **found)
+        if env.get("BOLIDE_ESTIMATE") is not None:
+            module = checked_module(self, model, "fit", ("training_step",))
+            launching.estimate_instead(module, *split_data("fit", train_dataloaders, datamodule, "train_dataloaders"))
+        if launching.starts_ranks(self):
+            launching.run_as_ranks(
+                self, "fit", model=model, train_dataloaders=train_dataloaders, val_dataloaders=val_dataloaders,
+                datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only,
+            )  # fmt: skip
+            return
         run, path = self._open_fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
         with run.signals:
             for _ in session.stepwise(run, path):
@@ -252,6 +263,11 @@ class Trainer(TrainerProperties):
                 if progress.step == 100:
                     break
         """
+        if self._world.starts_ranks:
+            raise MisconfigurationException(
+                f"trainer.steps with {self._world.world_size} processes needs them started before: write torchrun "
+                f"--nproc-per-node={self._world.local_world_size} SCRIPT (or bolide launch), or use trainer.fit"
+            )
         run, path = self._open_fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, None)
         return watched(session.stepwise(run, path), run.signals)
 
@@ -300,7 +316,7 @@ class Trainer(TrainerProperties):
         model: LightningModule | None = None,
         dataloaders: Any = None,
         datamodule: LightningDataModule | None = None,
-        return_predictions: bool | None = None,
+        return_predictions: bool | Literal["ordered"] | None = None,
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
     ) -> Any:
@@ -310,11 +326,20 @@ class Trainer(TrainerProperties):
             model: a LightningModule; the last one where not given, with the best checkpoint's weights.
             dataloaders: any iterable of batches, a collection of them, or a datamodule.
             datamodule: in the place of loaders.
-            return_predictions: False keeps nothing and returns None.
+            return_predictions: False keeps nothing and returns None; "ordered" puts what all processes predicted
+                together, in the order of the samples, on the first one (the others return an empty list). By default
+                each process returns what it predicted itself.
             ckpt_path: weights to load first: a path or URL, "best" or "last".
             weights_only: accepted as None or True; Bolide never unpickles code.
         """
-        keep = return_predictions is not False
+        if return_predictions not in (None, True, False, "ordered"):
+            raise ConfigError(f"return_predictions={return_predictions!r} must be True, False or 'ordered'")
+        if launching.starts_ranks(self):
+            return launching.run_as_ranks(
+                self, "predict", model=model, dataloaders=dataloaders, datamodule=datamodule,
+                return_predictions=return_predictions, ckpt_path=ckpt_path, weights_only=weights_only,
+            )  # fmt: skip
+        keep = return_predictions if return_predictions == "ordered" else return_predictions is not False
         with self._aside():
             run, path = self._open("predict", model, dataloaders, datamodule, ckpt_path, weights_only)
             with run.signals:
@@ -334,6 +359,7 @@ class Trainer(TrainerProperties):
                 "trainer.fit was called while this trainer runs already (trainer.steps that is not ended, or a hook of "
                 "a run); end that first, or make another Trainer"
             )
+        self._start_ranks()
         if self._endless and self.max_epochs == 1000:
             warn_once("max_epochs was not given: training ends after 1000 epochs. Write Trainer(max_epochs=...).")
         self.progress.abandon_epoch()
@@ -348,9 +374,11 @@ class Trainer(TrainerProperties):
                 "This module was trained to the limit already, so this fit does nothing; set trainer.max_epochs or "
                 "trainer.max_steps higher, or make a new Trainer."
             )
+        if ckpt_path is None and launching.is_restart():
+            ckpt_path = "auto"  # the agent has started this group again: it goes on from what there is
         lock_known(run)
         try:
-            self.ckpt_path = resolve_ckpt_path(self, "fit", ckpt_path, model_given=True)
+            self.ckpt_path = launching.agreed_path(self, "fit", ckpt_path, model_given=True)
         except BaseException:
             unlock(run)
             raise
@@ -369,9 +397,10 @@ class Trainer(TrainerProperties):
         needed = {"validate": ("validation_step",), "test": ("test_step",)}.get(fn, ())
         module = checked_module(self, previous if model is None else model, fn, needed)
         loaders, datamodule = split_data(fn, loaders, datamodule, "dataloaders")
+        self._start_ranks()
         run = self._new_run(fn, module, datamodule)
         run.evals.given = loaders
-        self.ckpt_path = resolve_ckpt_path(self, fn, ckpt_path, model_given=model is not None)
+        self.ckpt_path = launching.agreed_path(self, fn, ckpt_path, model_given=model is not None)
         return run, self.ckpt_path
 
     def _evaluate(
@@ -384,6 +413,11 @@ class Trainer(TrainerProperties):
         datamodule: Any,
         weights_only: bool | None,
     ) -> list[dict[str, float]]:
+        if launching.starts_ranks(self):
+            return launching.run_as_ranks(
+                self, fn, model=model, dataloaders=loaders, datamodule=datamodule, ckpt_path=ckpt_path,
+                weights_only=weights_only, verbose=verbose,
+            )  # fmt: skip
         with self._aside():
             run, path = self._open(fn, model, loaders, datamodule, ckpt_path, weights_only)
             limit = self.config.limit_val_batches if fn == "validate" else self.config.limit_test_batches
@@ -414,6 +448,11 @@ class Trainer(TrainerProperties):
     def __getstate__(self) -> dict[str, Any]:
         state = {key: value for key, value in self.__dict__.items() if key not in ("_run", "_fitted", "_log")}
         return {**state, "_run": None, "_fitted": None, "_log": Log()}
+
+    def _start_ranks(self) -> None:
+        """Opens the group of processes, where there are several; the loggers of all write to one folder."""
+        self._strategy.start(self.config.resilience.exact_resume)
+        launching.share_run_folder(self)
 
     def _new_log(self) -> Log:
         saves = {"save_every_s": -1.0} if self.config.switches.loggers_save_each_time else {}
@@ -453,7 +492,8 @@ class Trainer(TrainerProperties):
             )
         with run.phases.within(SAVING):
             run.writer.join()
-            self.write_checkpoint(session.checkpoint_of(run, bool(weights_only)), filepath, storage_options)
+            checkpoint = session.checkpoint_of(run, bool(weights_only))
+            on_rank_zero(lambda: self.write_checkpoint(checkpoint, filepath, storage_options))
 
     def begin_save(
         self,

@@ -1,21 +1,35 @@
-"""Cluster environments: SLURM's queue. A run is one process, and its rank is read in core/env.py."""
+"""Cluster environments: what started this process, and which of many it is. They are found by themselves."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from bolide.plugins.environments.slurm import SLURMEnvironment
+from bolide.core.lazy import submodule
+from bolide.launch.environments import (
+    ClusterEnvironment,
+    KubeflowEnvironment,
+    LightningEnvironment,
+    LSFEnvironment,
+    MPIEnvironment,
+    TorchElasticEnvironment,
+)
+from bolide.launch.slurm import SLURMEnvironment
 
-_NAMES = (
-    "ClusterEnvironment", "KubeflowEnvironment", "LSFEnvironment", "LightningEnvironment", "MPIEnvironment",
-    "TorchElasticEnvironment", "XLAEnvironment",
-)  # fmt: skip
-__all__ = ["SLURMEnvironment"]
+__all__ = [
+    "ClusterEnvironment",
+    "KubeflowEnvironment",
+    "LSFEnvironment",
+    "LightningEnvironment",
+    "MPIEnvironment",
+    "SLURMEnvironment",
+    "TorchElasticEnvironment",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        raise AttributeError(
-            f"bolide.plugins.environments.{name}: running on a cluster is not built in this version of Bolide."
-        )
+    if name == "XLAEnvironment":
+        raise AttributeError("bolide.plugins.environments.XLAEnvironment: TPUs are not supported by Bolide.")
+    found = submodule(__name__, name)
+    if found is not None:
+        return found
     raise AttributeError(f"module 'bolide.plugins.environments' has no attribute {name!r}.")
