@@ -396,3 +396,23 @@ def test_numpy_labels_and_numbers(tmp_path):
     assert door.default_data_collator([{"label_ids": [1, 2]}])["labels"].tolist() == [[1, 2]]
     with pytest.raises(UserCodeError, match="A sample is a tuple"):
         door.default_data_collator([(1, 2)])
+
+
+def test_a_copied_trainer_has_callbacks_of_its_own(tmp_path):
+    import copy
+
+    class Hears(door.TrainerCallback):
+        steps = 0
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.steps += 1
+
+    one = trainer(tmp_path)
+    other = copy.deepcopy(one)
+    hears = Hears()
+    other.callback_handler.listeners("on_step_end")
+    other.add_callback(hears)
+    other.train()
+    other.remove_callback(hears)
+    assert (hears.steps, len(one.callback_handler.callbacks)) == (12, 2)
+    assert len(other.callback_handler.listeners("on_step_end")) == 1
