@@ -248,6 +248,40 @@ def test_the_accelerator_s_names(tmp_path):
     assert accelerator.prepare(model) is model
 
 
+def test_the_epoch_s_data_may_start_over(tmp_path):
+    seen = []
+
+    class Records(Net):
+        def forward(self, x, labels=None):
+            seen.append(x[0, 0].item())
+            return super().forward(x, labels)
+
+    more = {"save_strategy": "steps", "save_steps": 2, "num_train_epochs": 1, "train_sampling_strategy": "sequential"}
+    trainer(tmp_path, Records(), **more).train()
+    whole = list(seen)
+    seen.clear()
+    one = trainer(tmp_path, Records(), ignore_data_skip=True, **more)
+    one.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert (seen, one.state.global_step) == (whole[:2], 6)
+
+
+def test_weights_cast_for_an_evaluation(tmp_path):
+    one = trainer(tmp_path, bert(), data=labelled_texts(), bf16_full_eval=True)
+    one.train()
+    assert one.model.dtype == torch.float32
+    assert one.evaluate()["eval_loss"] > 0
+    assert one.model.dtype == torch.bfloat16
+
+
+def test_how_much_is_said(tmp_path, monkeypatch):
+    import logging
+
+    for name in ("bolide", "transformers"):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.getLogger(name).level)
+    trainer(tmp_path, log_level="error")
+    assert logging.getLogger("bolide").level == logging.ERROR
+
+
 # ---------------------------------------------------------------------- saving
 
 

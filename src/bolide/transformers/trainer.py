@@ -100,6 +100,7 @@ class Trainer(Making, Evaluating, Keeping):
         if wrong:
             raise ConfigError(wrong)
         self.args = args
+        setup.set_log_level(args)
         set_seeds(args)
         self.model_init = model_init
         self.hp_name: Any = None
