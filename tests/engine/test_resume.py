@@ -13,6 +13,7 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     Subset,
     TensorDataset,
@@ -89,6 +90,21 @@ class Position:
         self.i = state["i"]
 
 
+class ByEpoch(Sampler[int]):
+    """Another order in each epoch, of which it must be told, as torch's DistributedSampler."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Any:
+        return iter(torch.randperm(10, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
 def tensors(n: int = 10) -> TensorDataset:
     return TensorDataset(torch.arange(float(n)).reshape(n, 1))
 
@@ -117,6 +133,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     ),
     "two, padded": lambda: CombinedLoader({"a": loader(10, shuffle=True), "b": loader(3)}, "max_size"),
     "own position": Position,
+    "told the epoch": lambda: loader(10, sampler=ByEpoch()),
     "without a length": lambda: Generated(10),
 }
 

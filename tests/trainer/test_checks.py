@@ -88,3 +88,27 @@ def test_a_copy_made_while_a_compiled_module_trains_has_its_own_weights() -> Non
     torch.nn.init.constant_(other.layer.weight, 7.0)
     torch.nn.init.constant_(other.layer.bias, 0.0)
     assert other(torch.ones(1, 1)).item() == 7.0
+
+
+def unpickled(thing):
+    return pickle.loads(pickle.dumps(thing))  # noqa: S301 what was dumped here
+
+
+@pytest.mark.parametrize("make", [unpickled, copy.deepcopy, copy.copy])
+def test_a_copy_of_a_trainer_hears_of_changes_to_its_own_callbacks(make):
+    class Adds(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx == 1:
+                trainer.callbacks.append(Counts())
+
+    class Counts(pl.Callback):
+        heard = 0
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            Counts.heard += 1
+
+    original = trainer(max_epochs=1)
+    made = make(original)
+    made.callbacks.append(Adds())
+    made.fit(OneWeight(), loader(5))
+    assert Counts.heard == 3  # from the batch after on

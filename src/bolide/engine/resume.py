@@ -17,6 +17,7 @@ import torch
 from bolide.checkpoint.state import keyed
 from bolide.core.messages import warn, warn_once
 from bolide.data.batches import started
+from bolide.data.loaders import set_epoch
 from bolide.data.position import generator_states, has_pool, set_generator_states
 from bolide.seed import rng_state, set_rng_state
 
@@ -154,6 +155,7 @@ def go_on(run: Run, validate_owed: Callable[[Run], None]) -> Any:
             reader.expects_pool = pool
         run.train_loaded_epoch = data["train_loaded_epoch"]
     if progress.mid_epoch:
+        set_epoch(source.loader, progress.epoch)  # samplers that are told it have another order in each
         source.go_on(data["position"] if data is not None else None, progress.batch)
         iterator = source.iterate()
         if not source.sized:

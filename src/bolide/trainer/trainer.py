@@ -449,6 +449,10 @@ class Trainer(TrainerProperties):
         state = {key: value for key, value in self.__dict__.items() if key not in ("_run", "_fitted", "_log")}
         return {**state, "_run": None, "_fitted": None, "_log": Log()}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._callbacks = WatchedList(self._callbacks, self._bump)  # a list that tells this trainer of its changes
+
     def _start_ranks(self) -> None:
         """Opens the group of processes, where there are several; the loggers of all write to one folder."""
         self._strategy.start(self.config.resilience.exact_resume)

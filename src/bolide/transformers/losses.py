@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 FOLD_AT = 4096
 """So many losses are kept on the device at the most; reading them waits for it."""
 
