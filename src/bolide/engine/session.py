@@ -443,7 +443,10 @@ def fail(run: Run, error: BaseException) -> None:
     run.state.status = TrainerStatus.INTERRUPTED
     run.log.scope = None
     try:
-        finish_saves_quietly(run, error)
+        if run.signals.shared and not run.signals.answered:
+            run.writer.join()  # the other processes are elsewhere: they are not asked how it went
+        else:
+            finish_saves_quietly(run, error)
         for hook in resolve(run.receivers(), run.log).on_exception:
             # the datamodule is told the exception alone, callbacks are bound to trainer and module
             try:

@@ -312,9 +312,6 @@ def act(run: Run, watch: SignalWatch) -> NoReturn:
 
 def finish_saves_quietly(run: Run, error: BaseException) -> None:
     """Waits for the save in flight: a failure of it is said, and `error` stays what the run ends with."""
-    if run.signals.shared and not run.signals.answered:
-        run.writer.join()  # the other processes are elsewhere: they are not asked
-        return
     try:
         run.trainer.finish_saves()
     except CheckpointError as failure:
