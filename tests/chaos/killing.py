@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 def cold(out: Path, options: dict[str, Any], kill_after_s: float | None = None) -> int:
     """One attempt in a new interpreter, killed so long after its first batch; returns the exit code (-9: killed)."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     before = _size(out / "ledger.txt")
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.chaos.worlds", str(out), json.dumps(options)],

@@ -16,6 +16,8 @@ import pytest
 from tests.chaos.killing import batches_done, cold, forked
 from tests.chaos.worlds import differences, left
 
+pytestmark = pytest.mark.timeout(600)
+
 SHORT: dict[str, Any] = {"net": "mlp", "n": 24, "epochs": 2, "every": 1, "accumulate": 2, "val": 4}
 
 
@@ -90,6 +92,16 @@ def test_killed_at_some_file_operations(tmp_path: Path, undisturbed: Any) -> Non
         assert forked(out, {**SHORT, "die": ["after", number]}) == -9
         assert forked(out, SHORT) == 0
         assert differences(undisturbed(SHORT), left(str(out))) == [], f"operation {number}"
+
+
+def test_killed_after_the_last_save(tmp_path: Path, undisturbed: Any) -> None:
+    """Nothing is left to train, and what the run then saves has the bits of the end all the same."""
+    options = {"net": "mlp"}
+    out = tmp_path / "run"
+    assert forked(out, options) == 0
+    (out / "final.ckpt").unlink()
+    assert forked(out, options) == 0
+    assert differences(undisturbed(options), left(str(out))) == []
 
 
 @pytest.mark.slow

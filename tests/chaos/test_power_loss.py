@@ -13,6 +13,8 @@ from tests.chaos import power
 from tests.chaos.killing import forked
 from tests.chaos.worlds import differences, left
 
+pytestmark = pytest.mark.timeout(600)
+
 WORLD: dict[str, Any] = {"net": "mlp", "n": 24, "epochs": 2, "every": 1, "accumulate": 2, "val": 4}
 
 
@@ -48,10 +50,10 @@ def first_commit(states: list[Any]) -> int:
 
 def test_the_model_knows_what_is_sure(recorded: tuple[Path, list[Any], Any]) -> None:
     _, states, _ = recorded
-    assert len(states) > 50
+    assert len(states) > 20
     cut = [c for _, c, _ in states for path, data in c.items() if path.endswith(".part") and data == b""]
     assert cut  # files that were never flushed are among them
-    assert first_commit(states) < max(number for number, _, _ in states) / 3
+    assert first_commit(states) < max(number for number, _, _ in states) / 2
 
 
 def test_some_power_losses(recorded: tuple[Path, list[Any], Any]) -> None:

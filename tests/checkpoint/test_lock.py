@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -230,3 +231,28 @@ def test_the_owner_is_read_as_it_was_written(tmp_path: Path) -> None:
         owner = json.loads((tmp_path / NAME).read_text())
         assert owner == owner_of(tmp_path) and owner["start"] >= before
     assert not locks.inherited._locks
+
+
+def test_somebody_who_looks_does_not_make_a_start_fail(tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / ".lock").write_text("")
+    descriptor = os.open(tmp_path / ".lock", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    threading.Timer(0.05, os.close, (descriptor,)).start()
+    with RunLock(tmp_path) as lock:
+        assert lock.held
+
+
+def test_a_folder_is_the_same_by_whatever_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with RunLock(tmp_path / "real"), pytest.raises(FolderInUseError):
+        RunLock(tmp_path / "link").acquire()
+
+
+def test_a_lock_that_nobody_holds_any_more_is_free(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.acquire()
+    del lock
+    with RunLock(tmp_path) as again:
+        assert again.held

@@ -581,3 +581,53 @@ def test_memory_is_bounded_over_many_saves(tmp_path: Path) -> None:
     assert peak_mb >= base_mb + 15  # it was measured at all
     assert peak_mb <= early_mb + 8
     assert read_checkpoint(tmp_path / "a")["step"] == 29
+
+
+def test_an_interrupt_while_waiting_does_not_make_the_thread_pass_for_ended(tmp_path):
+    """Were it taken for ended, the next snapshot would be laid over the one that is being written."""
+    go = threading.Event()
+
+    def slow(checkpoint, path):
+        if "one" in path:
+            go.wait(60)
+        write_checkpoint(checkpoint, path)
+
+    writer = Writer(slow)
+    saving = writer.save({"x": torch.full((100,), 1.0)}, tmp_path / "one.ckpt")
+    interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        writer.drain()
+    assert not saving.done and writer.busy and writer.drain(0.01) is False
+    freed = []
+    writer.let_go(lambda: freed.append(saving.done))
+    assert freed == []
+    go.set()
+    writer.save({"x": torch.full((100,), 2.0)}, tmp_path / "two.ckpt")
+    writer.drain()
+    assert freed == [True]
+    assert read_checkpoint(tmp_path / "one.ckpt")["x"].unique().tolist() == [1.0]
+
+
+def test_what_cannot_be_copied_is_a_failed_save(tmp_path):
+    told = []
+    writer = Writer(on_error="warn")
+    with pytest.warns(UserWarning, match=r"a\.ckpt.*could not be saved.*cannot pickle"):
+        writer.save({"x": threading.Lock()}, tmp_path / "a.ckpt", otherwise=told.append)
+    assert len(told) == 1 and writer.last_failed
+    writer.save({"x": 1}, tmp_path / "b.ckpt")
+    writer.drain()
+    assert not writer.last_failed
+
+
+def test_join_tells_what_follows_and_keeps_the_error(tmp_path):
+    def full(checkpoint, path):
+        raise OSError(28, "No space left on device")
+
+    told = []
+    writer = Writer(full)
+    writer.save({"x": 1}, tmp_path / "a.ckpt", otherwise=told.append)
+    assert writer.join() and len(told) == 1 and writer.busy
+    with pytest.raises(SaveError, match="No space left"):
+        writer.poll()
+    writer.poll()

@@ -373,7 +373,7 @@ def test_the_queue_is_asked_after_the_commit():
 
 def test_without_a_checkpoint_a_requeue_says_what_it_means():
     told = []
-    with pytest.warns(UserWarning, match="will start from the beginning"), pytest.raises(SIGTERMException):
+    with pytest.warns(UserWarning, match="or start from the beginning"), pytest.raises(SIGTERMException):
         act(fake_run(), heard(USR1, Queue(told)))
     assert told == ["requeue"]
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bolide as pl
 from bolide.callbacks import GradientAccumulationScheduler, ModelCheckpoint, StepRecord
 from bolide.core.errors import MisconfigurationException
+from bolide.monitor.goodput import GoodputMonitor
 
 
 class Task(pl.LightningModule):
@@ -45,9 +46,9 @@ def data(n=24, shuffle=True):
 def fitted(tmp_path, *callbacks, module=None, every=5, replay=True, **settings):
     saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=every, save_top_k=-1, filename="{step}")
     trainer = pl.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,
         callbacks=[saver, *callbacks], default_root_dir=tmp_path,
-        **{"max_epochs": 2, "val_check_interval": 4, "resilience": {"replay": replay}, **settings},
+        **{"logger": False, "max_epochs": 2, "val_check_interval": 4, "resilience": {"replay": replay}, **settings},
     )  # fmt: skip
     pl.seed_everything(1, verbose=False)
     trainer.fit(Task() if module is None else module, data(), data(4, False))
@@ -134,7 +135,6 @@ def test_the_record_goes_on_after_a_resume(tmp_path):
             if progress.step == stop:
                 break
         if stop is not None:
-            record._losses.clear()
             trainer.fit(Task(), data(), ckpt_path="last")
         losses[name] = record.losses()
     assert losses["resumed"] == losses["whole"] and sorted(losses["whole"]) == list(range(1, 13))
@@ -150,3 +150,103 @@ def test_wrong_calls(tmp_path):
         trainer.replay_step(0)
     with pytest.raises(MisconfigurationException, match=r"replay_step\(3\) needs a module"):
         pl.Trainer(logger=False).replay_step(3)
+
+
+# ---- where nothing is wrong, nothing is said to be wrong
+
+
+def test_files_of_another_run_in_the_folder_do_not_count(tmp_path):
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        trainer = fitted(tmp_path)
+    found = trainer.replay_step(7)
+    assert found.same and found.checkpoint.endswith("step=5-v1.ckpt")
+
+
+def test_another_module_of_the_same_trainer_has_a_record_of_its_own(tmp_path):
+    trainer = fitted(tmp_path, max_epochs=1)
+    torch.manual_seed(5)
+    trainer.fit(Task(), data(), data(4, False))
+    assert trainer.replay_step(7).same
+
+
+def test_a_file_from_within_the_next_window_is_not_that_of_the_step(tmp_path):
+    class Normed(Task):
+        def __init__(self):
+            super().__init__()
+            self.net.append(nn.BatchNorm1d(2))
+
+    class Stops(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.progress.total_batches == 9:
+                trainer.save_checkpoint(tmp_path / "a.ckpt")  # step 4, and a batch more: its statistics, too
+
+    trainer = fitted(tmp_path, Stops(), module=Normed(), every=1, accumulate_grad_batches=2, replay=False)
+    (tmp_path / "step=4.ckpt").unlink()
+    found = trainer.replay_step(4)
+    assert found.repeatable and found.same is None
+
+
+def test_weights_that_the_file_leaves_out(tmp_path):
+    class Partial(Task):
+        def __init__(self):
+            super().__init__()
+            self.frozen = nn.Linear(4, 4).requires_grad_(False)
+            self.strict_loading = False
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return super().training_step((self.frozen(x), y), batch_idx)
+
+        def on_save_checkpoint(self, checkpoint):
+            for name in [name for name in checkpoint["state_dict"] if name.startswith("frozen")]:
+                del checkpoint["state_dict"][name]
+
+    trainer = fitted(tmp_path, module=Partial())
+    assert trainer.replay_step(7).same  # the module has them
+    assert trainer.replay_step(10).same
+    found = trainer.replay_step(7, Partial(), data(), data(4, False))
+    assert found.repeatable and found.same is None  # they are others: nothing can be said
+
+
+def test_what_is_not_part_of_the_step_is_left_as_it_was(tmp_path):
+    class Data(pl.LightningDataModule):
+        n = 1
+
+        def train_dataloader(self):
+            return data()
+
+        def val_dataloader(self):
+            return data(4, False)
+
+        def state_dict(self):
+            return {"n": -99}
+
+        def load_state_dict(self, state):
+            self.n = state["n"]
+
+    loggers = [pl.loggers.CSVLogger(tmp_path)]
+    trainer = fitted(
+        tmp_path, pl.callbacks.LearningRateMonitor(), GoodputMonitor(tmp_path), logger=loggers, max_epochs=1
+    )
+    own = data()
+    own.generator = torch.Generator().manual_seed(3)
+    module = Data()
+    trainer.fit(Task(), datamodule=module)
+    before = own.generator.get_state(), module.n, module.trainer, (tmp_path / "goodput.jsonl").read_bytes()
+    rows = [path.read_bytes() for path in sorted(tmp_path.rglob("metrics.csv"))]
+    assert trainer.replay_step(7).same
+    trainer.replay_step(7, Task(), own, data(4, False))
+    assert torch.equal(before[0], own.generator.get_state())
+    assert before[1:] == (module.n, module.trainer, (tmp_path / "goodput.jsonl").read_bytes())
+    assert rows == [path.read_bytes() for path in sorted(tmp_path.rglob("metrics.csv"))]
+
+
+def test_the_record_keeps_numbers_and_no_more():
+    record = StepRecord(length=3)
+    trainer = pl.Trainer(logger=False, enable_checkpointing=False)
+    for number in range(1, 6):
+        trainer.progress.total_batches = number
+        record.on_train_batch_end(trainer, None, {"loss": torch.full((1000,), float(number))[0]}, None, 0)
+    assert record.losses() == {3: 3.0, 4: 4.0, 5: 5.0}
+    assert sum(value.untyped_storage().nbytes() for value in record.state_dict().values()) == 3 * 16

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import warnings
@@ -13,6 +16,7 @@ import torch
 
 import bolide as pl
 from bolide.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
+from bolide.checkpoint import io
 from bolide.checkpoint.writer import SaveError
 from bolide.core.errors import ConfigError, SIGTERMException
 from bolide.engine import fit as fit_loop
@@ -271,3 +275,123 @@ def test_memory_for_the_copy_is_asked_for_after_the_first_step(tmp_path, monkeyp
 def test_wrong_settings_are_told_at_once():
     with pytest.raises(ConfigError, match=r"(?s)'on_save_error': 'ignore'.*'async': 'yes'"):
         pl.Trainer(checkpointing={"on_save_error": "ignore", "async": "yes"})
+
+
+# ---- together with others
+
+
+def test_the_best_checkpoint_within_a_run_is_on_the_disk(tmp_path, write):
+    write.before = lambda path: time.sleep(0.1)
+    module = Scored()
+    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2, filename="{step}", save_last=True)
+    made, seen = trainer(saver, max_epochs=1), {}
+    for progress in made.steps(module, rows(6), rows(1)):
+        if progress.step in (2, 4):
+            weight = module.w.item()
+            made.validate(module, rows(1), ckpt_path="best" if progress.step == 2 else "last", verbose=False)
+            seen[progress.step] = (module.w.item(), weight)
+    assert seen == {2: (-2.0, -2.0), 4: (-4.0, -4.0)}
+
+
+@pytest.mark.parametrize("save_last", [True, "link"])
+def test_a_file_named_last_and_the_last_file_are_two(tmp_path, save_last):
+    callback = ModelCheckpoint(dirpath=tmp_path, filename="last", save_last=save_last, monitor="v")
+    fit(callback, values=(1, 2, 3), max_epochs=3)
+    found = saved(tmp_path)
+    assert Path(callback.best_model_path).name == "last.ckpt" and found["last.ckpt"] == 5
+    assert Path(callback.last_model_path).name == "last-v1.ckpt"
+    assert found["last-v1.ckpt"] == 15
+
+
+def test_a_checkpoint_after_a_failed_save_knows_no_file_that_is_not_there(tmp_path, write):
+    fails(write, "step=2.ckpt")
+
+    def save(trainer, module, batch):
+        if batch == 2:
+            trainer.save_checkpoint(tmp_path / "own.ckpt")
+
+    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2, filename="{step}")
+    with pytest.warns(UserWarning, match="No space left"):
+        fit(Steps(save), saver, max_epochs=1, train=3, checkpointing={"on_save_error": "warn"})
+    state = torch.load(tmp_path / "own.ckpt", weights_only=True)["callbacks"]
+    assert [one["best_model_path"] for one in state.values() if "best_model_path" in one] == [""]
+
+
+def test_what_was_due_where_a_failed_save_is_told_is_saved_by_the_run_that_goes_on(tmp_path, write):
+    def before(path):
+        if "a-step=2" in path:
+            raise OSError(28, "No space left on device")
+
+    def savers():
+        return [
+            OnExceptionCheckpoint(tmp_path),
+            ModelCheckpoint(dirpath=tmp_path, filename="a-{step}", every_n_train_steps=2, save_top_k=-1),
+            ModelCheckpoint(dirpath=tmp_path, filename="b-{step}", every_n_train_steps=3, save_top_k=-1),
+        ]
+
+    write.before = before
+    # the save has ended, and is told, at the third batch
+    waits = Steps(lambda trainer, module, batch: trainer._run.writer._saving.ended.wait(60) if batch == 2 else None)
+    with pytest.raises(SaveError):
+        fit(waits, *savers(), max_epochs=1, train=6)
+    write.before = lambda path: None
+    fit(*savers(), max_epochs=1, train=6, fit={"ckpt_path": "auto"})
+    assert set(saved(tmp_path)) == {"a-step=4.ckpt", "a-step=6.ckpt", "b-step=3.ckpt", "b-step=6.ckpt"}
+
+
+def test_a_disk_that_is_full_at_the_very_end_does_not_fail_a_run_that_only_warns(tmp_path):
+    full = []
+
+    def listen(at, number, kind, path):
+        if full and at == "before" and kind in ("open", "write"):
+            raise OSError(28, "No space left on device", path)
+
+    fills = Steps(lambda trainer, module, batch: full.append(1) if batch == 2 else None)
+    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2, save_last=True, filename="{step}")
+    io.operations.listeners.append(listen)
+    try:
+        with pytest.warns(UserWarning, match="No space left"):
+            made = fit(fills, saver, max_epochs=1, train=5, checkpointing={"on_save_error": "warn"})
+    finally:
+        io.operations.listeners.remove(listen)
+    assert made.state.status == "finished" and not (tmp_path / "finished.json").exists()
+
+
+@pytest.mark.parametrize("settings", [ASYNC, SYNC])
+def test_a_state_that_cannot_be_saved_is_a_failed_save(tmp_path, settings):
+    class Odd(Scored):
+        def get_extra_state(self):
+            return {"lock": threading.Lock()}
+
+        def set_extra_state(self, state):
+            pass
+
+    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2)
+    with pytest.warns(UserWarning, match="could not be saved"):
+        made = fit(saver, module=Odd(), max_epochs=1, train=4, checkpointing={**settings, "on_save_error": "warn"})
+    assert made.global_step == 4 and saver.best_model_path == "" and saved(tmp_path) == {}
+
+
+def test_a_second_signal_ends_the_wait_for_a_disk_that_hangs(tmp_path):
+    code = f"""
+        import time
+        from bolide.callbacks import ModelCheckpoint
+        from bolide.trainer import trainer as module
+        from tests.callbacks.support import fit
+        module.write_checkpoint = lambda checkpoint, path: (print("writing", flush=True), time.sleep(1000))
+        fit(ModelCheckpoint(dirpath={str(tmp_path)!r}, every_n_train_steps=2), max_epochs=1, train=2)
+    """
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=root, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == b"writing\n"
+        time.sleep(0.5)
+        process.terminate()
+        time.sleep(0.5)
+        assert process.poll() is None  # the first one waits for the save
+        process.terminate()
+        assert process.wait(30) == 143
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -201,6 +201,8 @@ class ModelCheckpoint(Checkpoint):
         """The path to write: with a version where the name is taken by another file than `own`."""
 
         def taken(path: str) -> bool:
+            if path in self._moment.paths:
+                return True  # not on the disk yet
             return self._enable_version_counter and path != own and self.file_exists(path, trainer)
 
         return policy.first_free(
@@ -500,12 +502,16 @@ class ModelCheckpoint(Checkpoint):
 
         # one state for all files of the moment; Lightning collects it anew for each
         anew = switched(trainer, "saves_within_hooks")
-        for paths in [[path] for path in moment.paths] if anew else [moment.paths]:
-            after = tidy if paths[-1] == moment.paths[-1] else None
-            saving = trainer.begin_save(
-                paths, self.save_weights_only, then=partial(tell, paths), otherwise=go_back, after_commit=after,
-                wait=wait,
-            )  # fmt: skip
+        try:
+            for paths in [[path] for path in moment.paths] if anew else [moment.paths]:
+                after = tidy if paths[-1] == moment.paths[-1] else None
+                saving = trainer.begin_save(
+                    paths, self.save_weights_only, then=partial(tell, paths), otherwise=go_back, after_commit=after,
+                    wait=wait,
+                )  # fmt: skip
+        except BaseException as error:
+            go_back(error)
+            raise
         return wait and saving.committed
 
     @staticmethod

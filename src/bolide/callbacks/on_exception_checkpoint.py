@@ -77,6 +77,11 @@ class OnExceptionCheckpoint(Checkpoint):
 
     # ------------------------------------------------------------------ boundaries
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """What an earlier fit left in memory is not this one's."""
+        if stage == "fit":
+            self._boundary = None
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing is trained yet in this fit: what it went on from is on the disk already."""
         self._boundary = None

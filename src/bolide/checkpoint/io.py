@@ -7,12 +7,12 @@ fsspec, uploaded under a temporary name and moved last.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import stat
 import tempfile
-import threading
 import uuid
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar
@@ -30,13 +30,11 @@ class Operations:
     def __init__(self) -> None:
         self.count = 0
         self.listeners: list[Listener] = []
-        self._lock = threading.Lock()  # a thread may be writing a checkpoint while another writes metrics
+        self._numbers = itertools.count(1)  # the next one is taken in one piece, whichever thread asks
 
     def run(self, kind: str, path: str, operation: Callable[[], T]) -> T:
         """Does one operation, telling the listeners before and after; what they raise stops it."""
-        with self._lock:
-            self.count += 1
-            number = self.count
+        self.count = number = next(self._numbers)
         for listener in self.listeners:
             listener("before", number, kind, path)
         result = operation()
@@ -255,12 +253,15 @@ def is_link(path: str | os.PathLike[str]) -> bool:
     return not is_remote(text) and os.path.islink(local_path(text))
 
 
-def remove_parts(folder: str | os.PathLike[str]) -> None:
-    """Removes what writers that were killed left in a folder. Nobody may be writing there."""
+def remove_parts(folder: str | os.PathLike[str], depth: int = 0) -> None:
+    """Removes what writers that were killed left in a folder, and so far below it. Nobody may be writing there."""
     text = os.fspath(folder)
     for name in list_dir(text):
+        path = join(text, name)
         if _PART.fullmatch(name):
-            remove(join(text, name))
+            remove(path)
+        elif depth and is_dir(path) and not is_link(path):
+            remove_parts(path, depth - 1)
 
 
 def link(target: str, path: str) -> None:

@@ -1,7 +1,7 @@
 """One run at a time writes a run folder: a lock that the system frees when its process ends, however it ends.
 
 Owns `<folder>/.lock`: flock, and in the file who holds it. Which folder is a run's own is decided by who calls: the
-Trainer, from its first save or log to its end, on the first rank alone.
+engine, from before the first log or save until the end is noted, on the first rank alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from bolide.core.errors import ConfigError
 from bolide.core.messages import warn_once
 
 NAME = ".lock"
+PATIENCE_S = 0.2
+"""How long a lock may be held by somebody who only looks."""
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
 
@@ -44,7 +46,7 @@ class RunLock:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         text = os.fspath(folder)
-        self.folder = text if io.is_remote(text) else os.path.abspath(io.local_path(text))
+        self.folder = text if io.is_remote(text) else os.path.realpath(io.local_path(text))
         self._descriptor: int | None = None
         self._made = False
         self._count = 0
@@ -92,6 +94,10 @@ class RunLock:
         except OSError:
             pass
         os.close(descriptor)
+
+    def __del__(self) -> None:
+        self._count = min(self._count, 1)  # whoever held it is gone
+        self.release()
 
     def __enter__(self) -> RunLock:
         self.acquire()
@@ -143,24 +149,29 @@ def _lock(folder: str) -> int | None:
         warn_once(f"This system has no flock: nothing keeps a second run from writing {folder!r} too.")
         return None
     path = os.path.join(folder, NAME)
+    deadline_s = time.monotonic() + PATIENCE_S
     try:
-        os.makedirs(folder, exist_ok=True)
         while True:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-            descriptor = os.open(path, flags, 0o666)
+            io.make_dirs(folder)  # durably: what is saved in it must not go with it
+            try:
+                descriptor = _open(path)
+            except FileNotFoundError:
+                continue  # its holder has just removed the folder, which was empty
             locked = False
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 locked = _is_at(descriptor, path)
             except BlockingIOError:
-                raise FolderInUseError(_refusal(folder)) from None
+                if time.monotonic() > deadline_s:
+                    raise FolderInUseError(_refusal(folder)) from None
+                time.sleep(0.01)  # somebody may be looking whether it is locked, no more
             finally:
                 if not locked:
                     os.close(descriptor)
             if locked:
                 _write_owner(descriptor)
                 return descriptor
-            # its holder removed it between our opening and our locking of it
+            # else its holder removed it between our opening and our locking of it
     except OSError as error:
         if error.errno in _UNSUPPORTED:
             why = "its file system has no locks"
@@ -170,6 +181,14 @@ def _lock(folder: str) -> int | None:
             raise
         warn_once(f"The run folder {folder!r} is not locked ({why}: {error}): see to it that no second run writes it.")
         return None
+
+
+def _open(path: str) -> int:
+    more = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | more, 0o666)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | more)  # another user's, in a shared folder: that is locked just the same
 
 
 def _is_at(descriptor: int, path: str) -> bool:

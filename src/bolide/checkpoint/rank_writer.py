@@ -50,22 +50,26 @@ class RankWriter(Writer):
     def poll(self) -> None:
         """Tells nothing: the other processes would not hear it now."""
 
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits for the write in flight of this process; what follows comes at a moment that all reach."""
+        if self._pid != os.getpid():
+            self._forget()
+        if self._has_thread and self._saving is not None and not self._saving.ended.wait(timeout_s):
+            return False
+        self._has_thread = False
+        return True
+
     def drain(self, timeout_s: float | None = None) -> bool:
         """Waits for the save in flight, and tells its end on all processes."""
         self.join()
         self._settle()
+        self._tell()
         return True
 
     def reserve(self, nbytes: int) -> None:
         """Makes memory ready where something is written."""
         if collectives.rank() == 0 and self._saving is None:
             super().reserve(nbytes)
-
-    def close(self) -> None:
-        """Waits for the save in flight, without telling its end, and gives the memory back."""
-        self.join()
-        self._saving = None
-        self._snapshots.free()
 
     def _settle(self) -> None:
         saving = self._saving
@@ -75,12 +79,15 @@ class RankWriter(Writer):
         told = (saving.committed, None if error is None else f"{type(error).__name__}: {error}")
         committed, text = collectives.broadcast(told)
         if collectives.rank() != 0:
-            saving.committed, saving.done = committed, True
-            if text is not None:
-                saving.error = OSError(text)
-                if self.on_error == "raise":  # the first process raises the error itself, and is told of first
-                    self._saving = None
-                    if saving.otherwise is not None and not committed:
-                        saving.otherwise(saving.error)
-                    raise collectives.FailedOnRankZero(str(_save_error(saving, saving.error)))
+            saving.committed = committed
+            saving.error = OSError(text) if text is not None else None
+            saving.ended.set()
         super()._settle()
+
+    def _tell(self) -> None:
+        failed = self._untold
+        if failed is not None and failed.error is not None and collectives.rank() != 0 and self.on_error == "raise":
+            self._untold = None
+            # the first process raises the error itself, and is told of first
+            raise collectives.FailedOnRankZero(str(_save_error(failed, failed.error)))
+        super()._tell()

@@ -270,7 +270,7 @@ def same_file(path: str, other: str) -> bool:
 
 
 def in_use(folder: str) -> bool:
-    """Whether a run that is alive holds the lock of a run folder. Nothing is created or taken."""
+    """Whether a run that is alive holds the lock of a run folder. It is looked at, for a moment, by a shared lock."""
     if io.is_remote(folder):
         return False
     try:

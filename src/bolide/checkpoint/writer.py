@@ -47,10 +47,16 @@ class Saving:
         self.paths = paths
         self.written: list[str] = []
         self.committed = False
-        self.done = False
+        self.ended = threading.Event()
         self.error: BaseException | None = None
         self.waited_s = self.blocked_s = 0.0
+        self.at_end: Callable[[], Any] | None = None
         self.then, self.otherwise, self.after_commit = then, otherwise, after_commit
+
+    @property
+    def done(self) -> bool:
+        """Whether the writing has come to its end, good or bad."""
+        return self.ended.is_set()
 
 
 class InFlight:
@@ -120,14 +126,16 @@ class Writer:
         self.exit_timeout_s = exit_timeout_s
         self._write = write
         self._snapshots = Snapshots()
-        self._thread: threading.Thread | None = None
+        self._has_thread = False
         self._saving: Saving | None = None
+        self._untold: Saving | None = None  # failed, and nobody was told
+        self.last_failed = False
         self._pid = os.getpid()
 
     @property
     def busy(self) -> bool:
         """Whether a save is in flight, or its end was not told yet."""
-        return self._saving is not None
+        return self._saving is not None or self._untold is not None
 
     def save(
         self,
@@ -169,8 +177,9 @@ class Writer:
             self._saving = saving
             self._run(saving, checkpoint)
         saving.blocked_s = time.perf_counter() - start_s
-        if self._thread is None:
+        if not self._has_thread:
             self._settle()
+            self._tell()
         return saving
 
     def poll(self) -> None:
@@ -180,7 +189,7 @@ class Writer:
             SaveError: on_error is "raise", and the save failed.
         """
         saving = self._saving
-        if saving is not None and saving.done:
+        if self._untold is not None or (saving is not None and saving.done):
             self.drain()
 
     def drain(self, timeout_s: float | None = None) -> bool:
@@ -195,20 +204,19 @@ class Writer:
         Raises:
             SaveError: on_error is "raise", and the save failed.
         """
-        if not self.join(timeout_s):
-            return False
-        self._settle()
-        return True
+        ended = self.join(timeout_s)
+        self._tell()
+        return ended
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Waits for the save in flight as `drain` does, and leaves it to a later call to tell its end."""
+        """Waits for the save in flight as `drain` does; an error is left to a later call to tell."""
         if self._pid != os.getpid():
             self._forget()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
-                return False
-            self._thread = None
+        # not Thread.join: an exception that a signal's handler raises within it makes a running thread pass for ended
+        if self._has_thread and self._saving is not None and not self._saving.ended.wait(timeout_s):
+            return False
+        self._has_thread = False
+        self._settle()
         return True
 
     def reserve(self, nbytes: int) -> None:
@@ -233,8 +241,25 @@ class Writer:
         try:
             self.drain()
         finally:
-            if self._thread is None:
-                self._snapshots.free()
+            self.let_go(lambda: None)
+
+    def let_go(self, then: Callable[[], Any], finish: bool = True) -> None:
+        """Gives the memory back and calls `then`: now, or when the write in flight has ended. Waits for nothing.
+
+        Args:
+            then: what waits for that.
+            finish: whether the interpreter, when it ends, waits for that write.
+        """
+        if not finish:
+            in_flight.discard(self)
+        saving = self._saving if self._has_thread and self._pid == os.getpid() else None
+        if saving is None:
+            self._snapshots.free()
+            then()
+            return
+        saving.at_end = then
+        if saving.done:
+            then()
 
     # ------------------------------------------------------------------ the parts of a save
 
@@ -251,7 +276,7 @@ class Writer:
         snapshot = None
         try:
             snapshot = self._snapshots.take(checkpoint)
-            self._saving, self._thread = saving, thread
+            self._saving, self._has_thread = saving, True
             in_flight.add(self)
         except (OSError, MemoryError) as error:
             self._snapshots.free()
@@ -259,8 +284,12 @@ class Writer:
                 f"There is no memory for a copy of the state ({error}), so checkpoints are written while training "
                 "waits. Write Trainer(checkpointing={'async': False}) if that is meant."
             )
+        except Exception as error:  # noqa: BLE001  # what cannot be copied cannot be written: a failed save
+            saving.error, self._saving = error, saving
+            saving.ended.set()
+            return True
         finally:
-            copies.put(snapshot)  # None: the thread ends
+            copies.put(snapshot if self._has_thread else None)  # None: the thread ends
         return snapshot is not None
 
     def _run_copy(self, saving: Saving, copies: SimpleQueue[Snapshot | None]) -> None:
@@ -285,22 +314,31 @@ class Writer:
         except BaseException as error:  # noqa: BLE001  # raised again by _settle
             saving.error = error
         finally:
-            saving.done = True
+            saving.ended.set()
+            if saving.at_end is not None:
+                saving.at_end()
 
     def _settle(self) -> None:
-        """Tells the end of the last save, once."""
+        """What follows the end of the last save, once."""
         saving, self._saving = self._saving, None
         if saving is None:
             return
         in_flight.discard(self)
-        error = saving.error
+        self.last_failed = not saving.committed
+        if saving.error is not None:
+            self._untold = saving
         if saving.committed:
             if saving.then is not None:
                 saving.then()
-        elif saving.otherwise is not None and error is not None:
-            saving.otherwise(error)
-        if error is None:
+        elif saving.otherwise is not None and saving.error is not None:
+            saving.otherwise(saving.error)
+
+    def _tell(self) -> None:
+        """Tells how a save failed, once."""
+        saving, self._untold = self._untold, None
+        if saving is None or saving.error is None:
             return
+        error = saving.error
         if not isinstance(error, Exception):
             raise error
         if self.on_error == "raise":
@@ -310,15 +348,15 @@ class Writer:
     def _forget(self) -> None:
         """This process was forked: the thread and the snapshot are its parent's."""
         in_flight.discard(self)
-        self._pid, self._thread, self._saving, self._snapshots = os.getpid(), None, None, Snapshots()
+        self._pid, self._has_thread, self._snapshots = os.getpid(), False, Snapshots()
+        self._saving = self._untold = None
 
     def finish(self) -> None:
         """The interpreter ends with a save in flight: waits for it, but not for ever."""
-        if self._pid != os.getpid() or self._thread is None or self._saving is None:
+        if self._pid != os.getpid() or not self._has_thread or self._saving is None:
             return
         saving = self._saving
-        self._thread.join(self.exit_timeout_s)
-        if not saving.done:
+        if not saving.ended.wait(self.exit_timeout_s):
             warn(
                 f"The checkpoint {_names(saving)} was not on disk {self.exit_timeout_s:g} s after the program's end, "
                 "and is given up. The one before it stays valid."

@@ -1,8 +1,9 @@
-"""Lets an unchanged script that imports Lightning run on Bolide.
+"""Lets an unchanged script that imports Lightning, or transformers' Trainer, run on Bolide.
 
 `python -m bolide.compat.drop_in train.py ARGS` runs a script; `bolide.compat.drop_in.install()` as a first line does
-the same within one. Owns the answering of `lightning`, `lightning.pytorch`, `pytorch_lightning`, `lightning.fabric`
-and their submodules with Bolide's own objects. compat/foreign_paths.py owns the table of them.
+the same within one. With `--transformers`, transformers' Trainer and TrainingArguments are Bolide's, too. Owns the
+answering of `lightning`, `lightning.pytorch`, `pytorch_lightning`, `lightning.fabric` and their submodules with
+Bolide's own objects. compat/foreign_paths.py owns the table of them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,20 @@ from bolide.compat.foreign_paths import (
 )
 from bolide.core.errors import UserCodeError, nearest
 
-USAGE = "usage: python -m bolide.compat.drop_in (script.py | -m module) [ARGS ...]"
+USAGE = "usage: python -m bolide.compat.drop_in [--transformers] (script.py | -m module) [ARGS ...]"
+
+TRANSFORMERS: dict[str, tuple[str, ...]] = {
+    "transformers": (
+        "DefaultFlowCallback", "EarlyStoppingCallback", "HfArgumentParser", "PrinterCallback", "ProgressCallback",
+        "Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments", "get_scheduler", "set_seed",
+    ),
+    "transformers.trainer": ("Trainer",),
+    "transformers.trainer_seq2seq": ("Seq2SeqTrainer",),
+    "transformers.training_args": ("TrainingArguments",),
+    "transformers.training_args_seq2seq": ("Seq2SeqTrainingArguments",),
+    "transformers.trainer_utils": ("get_last_checkpoint",),
+}  # fmt: skip
+"""The names of transformers that the second door answers, by module; all else stays transformers' own."""
 
 
 class ForeignModule(ModuleType):
@@ -148,6 +162,35 @@ def install() -> None:
         sys.meta_path.insert(0, Finder())
 
 
+def install_transformers() -> None:
+    """From now on, TrainingArguments, Trainer and what belongs to them are Bolide's where transformers is asked.
+
+    Where transformers is not installed, a module of its name has these names alone.
+
+    Example::
+
+        import bolide.compat.drop_in
+
+        bolide.compat.drop_in.install_transformers()
+        from transformers import Trainer, TrainingArguments  # are Bolide's
+    """
+    import bolide.transformers as door
+    from bolide.transformers.state import has_transformers
+
+    if not has_transformers():
+        stand_in = ModuleType("transformers")
+        stand_in.__path__ = []  # a package, so that submodules are asked for, and found missing
+        for name in door.__all__:
+            if name != "HfArgumentParser":  # which is transformers' own
+                setattr(stand_in, name, getattr(door, name))
+        sys.modules["transformers"] = stand_in
+        return
+    for module_name, names in TRANSFORMERS.items():
+        module = importlib.import_module(module_name)
+        for name in names:
+            setattr(module, name, getattr(door, name))
+
+
 def uninstall() -> None:
     """Imports of Lightning are Lightning's again; what was imported before stays what it is."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
@@ -157,6 +200,8 @@ def uninstall() -> None:
 
 def main(arguments: list[str]) -> int:
     """Runs a script, or with `-m` a module, as `__main__`; `arguments` are its path or name and its own arguments."""
+    second_door = arguments[:1] == ["--transformers"]
+    arguments = arguments[1:] if second_door else arguments
     as_module = arguments[:1] == ["-m"]
     rest = arguments[1:] if as_module else arguments
     if not rest or rest[0].startswith("-"):
@@ -167,6 +212,8 @@ def main(arguments: list[str]) -> int:
         print(f"{target!r} does not exist.\n{USAGE}", file=sys.stderr)
         return 2
     install()
+    if second_door:
+        install_transformers()
     sys.argv = rest
     if as_module:
         sys.path.insert(0, os.getcwd())

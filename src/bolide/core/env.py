@@ -64,6 +64,7 @@ VARIABLES: dict[str, Variable] = {
     "CUBLAS_WORKSPACE_CONFIG": Variable("cuBLAS workspace, set for deterministic=True"),
     "POSSIBLE_USER_WARNINGS": Variable("'off' silences warnings about what may be a mistake", "on"),
     "BOLIDE_RUN_DIR": Variable("the folder of this run, handed to child processes"),
+    "TENSORBOARD_LOGGING_DIR": Variable("where TensorBoard writes, for TrainingArguments without logging_dir"),
     "COLUMNS": Variable("width of the terminal in characters"),
 }
 

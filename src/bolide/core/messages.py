@@ -9,7 +9,8 @@ import functools
 import logging
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from bolide.core import env
@@ -90,6 +91,20 @@ def warn_once(text: str, category: type[Warning] = UserWarning, stacklevel: int 
     """Warns on rank zero, once a process for each text."""
     if said.first(text):
         warn(text, category, stacklevel + 1)
+
+
+@contextmanager
+def notes_silenced() -> Iterator[None]:
+    """Within the block notes are left out, where nobody configured the "bolide" logger; warnings are not."""
+    configured = log.level != logging.NOTSET and log.level != logging.INFO
+    before = log.level
+    if not configured:
+        log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        if not configured:
+            log.setLevel(before)
 
 
 def info(text: str) -> None:

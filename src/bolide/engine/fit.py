@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from bolide.checkpoint.snapshot import nbytes_of
@@ -45,6 +45,9 @@ def fit(run: Run) -> Iterator[Progress]:
     """Trains until a limit, a stop or an exception; yields the counters after each batch and what follows it."""
     progress, log, trainer = run.progress, run.log, run.trainer
     if not open_training(run):
+        if run.saved is not None and run.train is not None:  # all was trained: the state is that of the end
+            run.train.open_epoch(progress.epoch)
+            go_on(run, validate_owed)
         return
     assert run.train is not None
     signals = run.signals
@@ -112,7 +115,7 @@ def fit(run: Run) -> Iterator[Progress]:
             if plan.has_plateau:
                 step_plateau_schedulers(run, "step", batch_idx)
             if plan.savers:
-                save_after_batch(run, plan.savers, validated)
+                save_after_batch(run, validated)
             if signals.received is not None:
                 act(run, signals)
             if trainer.should_stop:
@@ -259,18 +262,32 @@ def open_epoch(run: Run, iterator: Any) -> Any:
     return iterator
 
 
-def save_after_batch(run: Run, savers: tuple[Any, ...], validated: bool) -> None:
+def save_after_batch(run: Run, validated: bool) -> None:
     """Tells the savers that a batch is over, and with it a validation: all else about it is done."""
     trainer, module, batch_idx = run.trainer, run.module, run.progress.batch - 1
-    run.writer.poll()
     if not run.memory_is_ready and run.progress.step:
         make_memory_ready(run)
-    run.boundary = ("batch", validated)
-    for saver in savers:
-        run.saver = saver
+
+    def tell(saver: Any) -> None:
         saver.on_train_batch_end(trainer, module, None, None, batch_idx)
         if validated:
             saver.on_validation_end(trainer, module)
+
+    tell_savers(run, "batch", validated, tell)
+
+
+def tell_savers(run: Run, kind: str, validated: bool, tell: Callable[[Any], None]) -> None:
+    """Tells each saver of a boundary: what is saved meanwhile knows who has yet to save there."""
+    run.boundary, done = (kind, validated), None
+    run.writer.poll()
+    for saver in run.plan.savers:
+        run.saver = saver
+        try:
+            tell(saver)
+        except BaseException:
+            run.saver = done  # what this one was to save is still to be saved
+            raise
+        done = saver
     run.boundary = run.saver = None
 
 
@@ -278,7 +295,10 @@ def make_memory_ready(run: Run) -> None:
     """Asks for the memory that the first save will copy the state into, now that the optimizer has its own."""
     run.memory_is_ready = True
     if run.writer.asynchronous:
-        nbytes = nbytes_of([run.module.state_dict(), [optimizer.state_dict() for optimizer in run.optimizers]])
+        try:
+            nbytes = nbytes_of([run.module.state_dict(), [optimizer.state_dict() for optimizer in run.optimizers]])
+        except Exception:  # noqa: BLE001  # a state that cannot be copied: the first save says so
+            return
         if run.trainer.accumulate_grad_batches > 1:  # a save within a window holds its gradients, too
             nbytes += nbytes_of([parameter for parameter in run.module.parameters() if parameter.requires_grad])
         if nbytes >= READY_FROM_BYTES:
@@ -338,12 +358,7 @@ def close_epoch(run: Run, skipped: bool) -> None:
         step_plateau_schedulers(run, "epoch", progress.batch)
     log.write(log.current(), None, progress.stepped_batches - 1, save=True)
     log.collections["train"].reset()
-    run.writer.poll()
-    run.boundary = ("epoch", False)
-    for saver in run.plan.savers:
-        run.saver = saver
-        saver.on_train_epoch_end(run.trainer, run.module)
-    run.boundary = run.saver = None
+    tell_savers(run, "epoch", False, lambda saver: saver.on_train_epoch_end(run.trainer, run.module))
     progress.close_epoch()
     if early:
         progress.leave_early()

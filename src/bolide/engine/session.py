@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,6 @@ import torch
 from bolide.checkpoint import io, store
 from bolide.checkpoint.digest import About
 from bolide.checkpoint.file import read_checkpoint
-from bolide.checkpoint.lock import FolderInUseError, RunLock
 from bolide.checkpoint.state import collect, keyed, restore_module, restore_training
 from bolide.core.errors import UserCodeError
 from bolide.core.hooks import Hooks, overrides, resolve
@@ -23,8 +23,8 @@ from bolide.core.messages import PossibleUserWarning, info, warn, warn_once
 from bolide.core.progress import Progress
 from bolide.core.states import RunningStage, TrainerStatus
 from bolide.engine import fit as fit_loop
+from bolide.engine import folders, rank_log, ranks
 from bolide.engine import plan as plans
-from bolide.engine import rank_log, ranks
 from bolide.engine.evaluate import evaluate
 from bolide.engine.optimizers import LightningOptimizer, check_schedulers, parse_optimizers
 from bolide.engine.predict import predict
@@ -55,7 +55,6 @@ def stepwise(run: Run, ckpt_path: str | None) -> Generator[Progress, None, None]
             close(run, run.plan.hooks, "fit", "interrupted")
             raise
         close(run, run.plan.hooks, "fit", "success")
-        mark_finished(run)
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -133,7 +132,8 @@ def set_up(run: Run) -> None:
     for owner in (datamodule, module):
         if owner is not None and overrides(owner, "prepare_data"):
             ranks.once_for_all(run, owner.prepare_data, getattr(owner, "prepare_data_per_node", True))
-    lock_run_folders(run)
+    folders.lock_loggers(run)
+    folders.lock_checkpoints(run)
     ranks.share_versions(run)
     for logger in run.trainer.loggers:
         _ = getattr(logger, "experiment", None)  # an experiment is opened here, before anything is logged
@@ -141,7 +141,7 @@ def set_up(run: Run) -> None:
             logger.start_over()
     for hook in resolve(run.receivers(), run.log).setup:
         hook(run.state.fn)
-    lock_checkpoint_folders(run)
+    folders.lock_checkpoints(run)
     if overrides(module, "configure_sharded_model"):
         if overrides(module, "configure_model"):
             raise UserCodeError(
@@ -154,50 +154,6 @@ def set_up(run: Run) -> None:
             module.configure_model()
 
 
-def lock_run_folders(run: Run) -> None:
-    """Locks the loggers' folders of this run, before anything is written there.
-
-    Raises:
-        FolderInUseError: a run that is alive has one of them, and its number or name was given.
-    """
-    for logger in run.trainer.loggers if locks(run) else ():
-        while (folder := getattr(logger, "own_folder", None)) is not None:
-            try:
-                lock(run, folder)
-                break
-            except FolderInUseError:
-                if not logger.renumber():
-                    raise
-
-
-def lock_checkpoint_folders(run: Run) -> None:
-    """Locks the folders of checkpoints that lie outside of the loggers', and removes what a killed writer left there.
-
-    Raises:
-        FolderInUseError: a run that is alive writes there.
-    """
-    for callback in run.trainer.checkpoint_callbacks if locks(run) else ():
-        folder = getattr(callback, "dirpath", None)
-        if folder and lock(run, str(folder)):
-            io.remove_parts(str(folder))
-
-
-def locks(run: Run) -> bool:
-    """Whether this run writes files of which others must keep off."""
-    trainer = run.trainer
-    return bool(run.state.fn == "fit" and trainer.is_global_zero and not trainer.fast_dev_run)
-
-
-def lock(run: Run, folder: str) -> bool:
-    """Locks a folder for the run, unless it lies in one that is locked; whether nobody else writes there."""
-    made = RunLock(folder)
-    held = [one for one in run.locks if one.held]
-    if any(made.folder == one.folder or made.folder.startswith(io.join(one.folder, "")) for one in held):
-        return True
-    run.locks.append(made)
-    return made.acquire()
-
-
 def open_fit(run: Run, ckpt_path: str | None) -> None:
     """Everything before the first training batch."""
     module = run.module
@@ -208,7 +164,7 @@ def open_fit(run: Run, ckpt_path: str | None) -> None:
     set_up(run)
     checkpoint = None
     if ckpt_path is not None:
-        checkpoint = read_checkpoint(ckpt_path)
+        checkpoint = read(run, ckpt_path)
         restore_module(run, checkpoint, ckpt_path, fitting=True)
     run.precision.convert_module(module)
     run.optimizers = run.strategy.prepare(module, lambda: build_optimizers(run))
@@ -244,7 +200,7 @@ def open_other(run: Run, stage: str, ckpt_path: str | None) -> Hooks:
     rank_log.connect(run)
     set_up(run)
     if ckpt_path is not None:
-        restore_module(run, read_checkpoint(ckpt_path), ckpt_path, fitting=False)
+        restore_module(run, read(run, ckpt_path), ckpt_path, fitting=False)
         info(f"The weights are those of {ckpt_path}.")
     run.precision.convert_module(module)
     run.strategy.prepare(module, None)
@@ -252,6 +208,12 @@ def open_other(run: Run, stage: str, ckpt_path: str | None) -> Hooks:
     module.zero_grad()
     run.log.epoch = run.progress.epoch
     return resolve(run.receivers(), run.log)
+
+
+def read(run: Run, path: str) -> dict[str, Any]:
+    """A checkpoint, by the format that the run writes: the user's own where one was given."""
+    own = run.strategy.checkpoint_io
+    return read_checkpoint(path) if own is None else own.load_checkpoint(path)
 
 
 def build_optimizers(run: Run) -> list[Any]:
@@ -418,6 +380,8 @@ def close(run: Run, hooks: Hooks, stage: str, status: str) -> None:
         hook(run.state.fn)
     for logger in run.trainer.loggers:
         logger.finalize(status)
+    if stage == "fit" and status == "success":
+        mark_finished(run)
     run.state.status = TrainerStatus.FINISHED if status == "success" else TrainerStatus.INTERRUPTED
     release(run)
 
@@ -427,14 +391,17 @@ def mark_finished(run: Run) -> None:
     trainer, progress = run.trainer, run.progress
     clocks = [getattr(callback, "time_remaining", None) for callback in trainer.callbacks]
     out_of_time = any(clock is not None and (clock() or 0) < 0 for clock in clocks)
-    unwanted = trainer.fast_dev_run or run.config.switches.leaves_no_mark_of_the_end
+    unwanted = trainer.fast_dev_run or run.config.switches.leaves_no_mark_of_the_end or run.writer.last_failed
     if unwanted or not trainer.is_global_zero or out_of_time:
         return
     for callback in trainer.checkpoint_callbacks:
         folder = getattr(callback, "dirpath", None)
         if folder and io.is_dir(folder):
             about = About(step=progress.step, batches=progress.total_batches, run_id=run.run_id)
-            store.mark_finished(str(folder), about)
+            try:
+                store.mark_finished(str(folder), about)
+            except OSError as error:
+                warn(f"That this run is over could not be noted in {folder!r} ({error}): 'auto' would go on from it.")
 
 
 def fail(run: Run, error: BaseException) -> None:
@@ -446,13 +413,14 @@ def fail(run: Run, error: BaseException) -> None:
         if run.signals.shared and not run.signals.answered:
             run.writer.join()  # the other processes are elsewhere: they are not asked how it went
         else:
-            finish_saves_quietly(run, error)
+            finish_saves_quietly(run, run.signals, error)
         for hook in resolve(run.receivers(), run.log).on_exception:
             # the datamodule is told the exception alone, callbacks are bound to trainer and module
             try:
                 hook(error)
             except Exception as second:  # noqa: BLE001  # the first is raised, and the others must hear of it, too
                 warn(f"on_exception raised {second!r} while {error!r} was told.", stacklevel=3)
+        finish_saves_quietly(run, run.signals, error)
         stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
         for logger in run.trainer.loggers:
             logger.finalize("interrupted" if stopped else "failed")
@@ -471,8 +439,5 @@ def release(run: Run) -> None:
     for callback in run.trainer.callbacks:
         for name in ("log", "log_dict"):
             callback.__dict__.pop(name, None)
-    run.writer.close()
-    for one in run.locks:
-        one.release()
-    run.locks = []
+    run.writer.let_go(partial(folders.unlock, run), finish=not run.signals.insisted)
     run.module._detach()

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from bolide.engine.run import Run
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 ECHO_S = 0.1
@@ -94,6 +96,20 @@ class SignalWatch:
     def skips_save(self) -> bool:
         """Whether SIGTERM came twice: whoever sent it does not wait."""
         return self._times.get(signal.SIGTERM, 0) > 1
+
+    @property
+    def insisted(self) -> bool:
+        """Whether a signal came twice: nothing more is waited for."""
+        return any(times > 1 for times in self._times.values())
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within the block, which waits for a disk, a second signal ends the wait."""
+        before, self.saving = self.saving, True
+        try:
+            yield
+        finally:
+            self.saving = before
 
     # ------------------------------------------------------------------ handlers
 
@@ -286,32 +302,36 @@ def act(run: Run, watch: SignalWatch) -> NoReturn:
     trainer = run.trainer
     trainer.received_sigterm = signum == signal.SIGTERM and watch.reason is None
     trainer.stop_reason = watch.reason or _name(signum)
-    path = None
     skips = any_rank("a second SIGTERM", watch.skips_save) if watch.shared else watch.skips_save
     if skips:
         info("SIGTERM came again: the run ends without a save.")
         raise settled(error)
-    watch.saving = True
-    finish_saves_quietly(run, error)
+    path = None
     try:
-        path = save(run)
+        with watch.waiting():
+            finish_saves_quietly(run, watch, error)
+            path = save(run)
     except Exception as failure:
         # not settled: other callbacks may still save elsewhere
         warn(f"{_why(watch)}, and saving failed: {type(failure).__name__}: {failure}")
         raise error from failure
-    finally:
-        watch.saving = False
-    where = f"saved to {path}" if path else "nothing was saved, as no callback saves checkpoints"
+    able = any(callable(getattr(callback, "save_on_stop", None)) for callback in trainer.checkpoint_callbacks)
+    where = f"saved to {path}" if path else "nothing was saved" + ("" if able else ", as no callback saves checkpoints")
     info(f"{_why(watch)}: the run ends at step {run.progress.step}; {where}.")
     if watch.queue is not None and signum == watch.requeue_signal:
         if path is None:
-            warn("The job goes back into the queue without a checkpoint, so it will start from the beginning.")
+            warn(
+                "The job goes back into the queue without a checkpoint of this moment: it will go on from an earlier "
+                "one, or start from the beginning."
+            )
         watch.queue.requeue()
     raise settled(error)
 
 
-def finish_saves_quietly(run: Run, error: BaseException) -> None:
+def finish_saves_quietly(run: Run, watch: SignalWatch, error: BaseException) -> None:
     """Waits for the save in flight: a failure of it is said, and `error` stays what the run ends with."""
+    if watch.insisted:
+        return
     try:
         run.trainer.finish_saves()
     except CheckpointError as failure:
@@ -354,7 +374,7 @@ def error_of(run: Run, error: BaseException) -> BaseException:
         return answer
 
 
-def settled(error: BaseException) -> BaseException:
+def settled(error: E) -> E:
     """Marks that nobody need save because of `error`: the state was saved, or the save was declined."""
     error.checkpoint_settled = True  # type: ignore[attr-defined]
     return error

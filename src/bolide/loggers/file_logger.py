@@ -49,6 +49,11 @@ class FileLogger(Logger):
         return folders.root_folder(self._save_dir, self._name)
 
     @property
+    def is_placed(self) -> bool:
+        """Whether the run's folder is settled: its number or name was given."""
+        return self._version is not None and not self._chose_number
+
+    @property
     def own_folder(self) -> str | None:
         """The folder that this run alone may write: `log_dir`."""
         return self.log_dir

@@ -79,6 +79,11 @@ class Logger(ABC):
         return None
 
     @property
+    def is_placed(self) -> bool:
+        """Whether `own_folder` is settled before the run begins."""
+        return False
+
+    @property
     def own_folder(self) -> str | None:
         """The folder that this run alone may write, or None; the engine locks it."""
         return None

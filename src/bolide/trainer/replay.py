@@ -12,19 +12,24 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from bolide.callbacks.checkpoint import Checkpoint
+from bolide.callbacks.lr_monitor import LearningRateMonitor
 from bolide.callbacks.model_summary import ModelSummary
 from bolide.callbacks.progress import ProgressBar
 from bolide.callbacks.step_record import StepRecord
 from bolide.callbacks.timer import Timer
-from bolide.checkpoint import store
+from bolide.checkpoint import io, store
+from bolide.checkpoint.digest import About
 from bolide.checkpoint.file import manifest_at, read_checkpoint
 from bolide.core.config import RunConfig
 from bolide.core.errors import CheckpointError, MisconfigurationException
+from bolide.data.position import generator_states, set_generator_states
+from bolide.monitor.goodput import GoodputMonitor
 from bolide.seed import isolate_rng
 
-LEFT_OUT = (Checkpoint, ModelSummary, ProgressBar, StepRecord, Timer)
+LEFT_OUT = (Checkpoint, GoodputMonitor, LearningRateMonitor, ModelSummary, ProgressBar, StepRecord, Timer)
 """Callbacks that have no part in what a step computes."""
 
 
@@ -86,6 +91,7 @@ def replay_step(trainer: Any, step: int, module: Any, train: Any, val: Any, data
     """Finds the checkpoint before `step`, computes up to it twice, and compares; see `Trainer.replay_step`."""
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise MisconfigurationException(f"trainer.replay_step({step!r}) needs the number of an optimizer step, from 1")
+    own_module = module is None
     if module is None:
         run = trainer._run
         if run is None or run.state.fn != "fit":
@@ -96,12 +102,16 @@ def replay_step(trainer: Any, step: int, module: Any, train: Any, val: Any, data
         module, train, val, datamodule = run.module, run.train_given, run.val.given, run.datamodule
     known = checkpoints(trainer)
     path = str(ckpt_path) if ckpt_path is not None else before(known, step)
-    found = [compute(trainer, step, module, train, val, datamodule, path) for _ in range(2)]
-    first, second = found
+    places = [(leaf, generator_states(leaf)) for leaf in tree_leaves([train, val])]
+    first, second = (compute(trainer, step, module, train, val, datamodule, path) for _ in range(2))
+    for leaf, states in places:
+        set_generator_states(leaf, states)
     repeatable = first == second
     compared_with, same, differs_at = "", None, first_difference(first.losses, second.losses)
-    if repeatable:
-        compared_with, same, differs_at = compare(first, recorded(trainer, known), saved_at(known, step))
+    if repeatable and (own_module or not lacks_weights(path, module)):
+        compared_with, same, differs_at = compare(
+            first, recorded(trainer, known), saved_at(known, step, max(first.losses, default=0))
+        )
     loss = first.losses[max(first.losses)] if first.losses else None
     return Replay(step, path, repeatable, same, compared_with, differs_at, loss, digest_of(first.state))
 
@@ -109,9 +119,13 @@ def replay_step(trainer: Any, step: int, module: Any, train: Any, val: Any, data
 # ---------------------------------------------------------------------- which checkpoint
 
 
-def checkpoints(trainer: Any) -> dict[str, int]:
-    """The files of the trainer's checkpoint callbacks that a fit can go on from, with the step that each holds."""
-    found: dict[str, int] = {}
+def checkpoints(trainer: Any) -> dict[str, About]:
+    """The files of this run that a fit can go on from, and what each says of itself.
+
+    They lie in the folders of the trainer's checkpoint callbacks. In another process than the run's, the run is that of
+    the youngest file.
+    """
+    found: dict[str, About] = {}
     for callback in trainer.checkpoint_callbacks:
         for path in store.checkpoints_in(str(getattr(callback, "dirpath", None) or "")):
             try:
@@ -120,43 +134,61 @@ def checkpoints(trainer: Any) -> dict[str, int]:
                 continue  # damaged: another one will do
             about = manifest.about if manifest is not None else None
             if about is not None and about.step is not None and not about.weights_only:
-                found[path] = about.step
-    return found
+                found[path] = about
+    if not found:
+        return found
+    run = trainer._run
+    youngest = max(found, key=io.modified_s)
+    run_id = run.run_id if run is not None and run.state.fn == "fit" else found[youngest].run_id
+    return {path: about for path, about in found.items() if about.run_id == run_id}
 
 
-def before(known: dict[str, int], step: int) -> str:
+def before(known: dict[str, About], step: int) -> str:
     """The newest one before `step`.
 
     Raises:
         MisconfigurationException: there is none.
     """
-    earlier = {path: at for path, at in known.items() if at < step}
+    earlier = {path: about for path, about in known.items() if _step(about) < step}
     if not earlier:
-        there = (
-            f"there are those of step {', '.join(map(str, sorted(set(known.values()))))}" if known else "there is none"
-        )
+        steps = sorted({_step(about) for about in known.values()})
+        there = f"there are those of step {', '.join(map(str, steps))}" if steps else "there is none"
         raise MisconfigurationException(
             f"trainer.replay_step({step}) needs a checkpoint from before that step; {there}. Keep more of them with "
             "ModelCheckpoint(every_n_train_steps=..., save_top_k=-1), or give one by ckpt_path=..."
         )
-    return max(earlier, key=lambda path: (earlier[path], path))
+    return max(earlier, key=lambda path: (_step(earlier[path]), earlier[path].batches or 0, path))
 
 
-def saved_at(known: dict[str, int], step: int) -> dict[str, str] | None:
-    """The digests of what the run itself saved at `step`, or None."""
-    path = next((path for path, at in sorted(known.items()) if at == step), None)
-    if path is None:
-        return None
-    checkpoint = read_checkpoint(path)
-    return digests(checkpoint["state_dict"], checkpoint["optimizer_states"])
+def _step(about: About) -> int:
+    return -1 if about.step is None else about.step
 
 
-def recorded(trainer: Any, known: dict[str, int]) -> dict[int, float]:
+def lacks_weights(path: str, module: Any) -> bool:
+    """Whether the file leaves out weights that the module has: whoever made the module decides those."""
+    return not module.state_dict().keys() <= read_checkpoint(path)["state_dict"].keys()
+
+
+def saved_at(known: dict[str, About], step: int, batches: int) -> dict[str, str] | None:
+    """The digests of what the run itself saved right after the batch that ended `step`, or None.
+
+    Files of the same step from later on do not count: batches of an open window, or what hooks did at an epoch's end,
+    are in them.
+    """
+    for path, about in sorted(known.items()):
+        if _step(about) == step and about.batches == batches:
+            checkpoint = read_checkpoint(path)
+            if (checkpoint["bolide"].get("boundary") or {}).get("kind") == "batch":
+                return digests(checkpoint["state_dict"], checkpoint["optimizer_states"])
+    return None
+
+
+def recorded(trainer: Any, known: dict[str, About]) -> dict[int, float]:
     """The losses that the run recorded: those of the trainer, else of its newest checkpoint."""
     for callback in trainer.callbacks:
         if isinstance(callback, StepRecord) and callback.losses():
             return callback.losses()
-    for path in sorted(known, key=lambda path: known[path], reverse=True):
+    for path in sorted(known, key=lambda path: known[path].batches or 0, reverse=True):
         state = read_checkpoint(path)["callbacks"].get(StepRecord().state_key)
         if state is not None:
             record = StepRecord()
@@ -184,7 +216,7 @@ def compute(trainer: Any, step: int, module: Any, train: Any, val: Any, datamodu
             "callbacks": [*copy.deepcopy(callbacks), record], "num_sanity_val_steps": 0,
             "max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps, "max_time": None,
         })  # fmt: skip
-        module = copy.deepcopy(module)
+        module, datamodule = copy.deepcopy(module), copy.copy(datamodule)
         reached, start = 0, None
         steps = made.steps(module, train, val, datamodule, ckpt_path=path)
         for progress in steps:
@@ -206,7 +238,9 @@ def compare(
     """What there was to compare with, whether it is the same, and the first batch that is not."""
     differs_at = first_difference(attempt.losses, losses)
     if saved is not None:
-        return "the checkpoint of this step", saved == attempt.state and differs_at is None, differs_at
+        both = saved.keys() & attempt.state.keys()
+        alike = all(saved[key] == attempt.state[key] for key in both)
+        return "the checkpoint of this step", alike and differs_at is None, differs_at
     if attempt.losses.keys() & losses.keys():
         return "the recorded losses", differs_at is None, differs_at
     return "", None, None

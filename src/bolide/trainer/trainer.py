@@ -26,6 +26,7 @@ from bolide.core.phases import SAVING, Phases
 from bolide.core.progress import Progress
 from bolide.core.states import TrainerFn, TrainerState, TrainerStatus
 from bolide.engine import session
+from bolide.engine.folders import lock_known, unlock
 from bolide.engine.run import Run
 from bolide.engine.signals import watched
 from bolide.log import Log
@@ -375,7 +376,12 @@ class Trainer(TrainerProperties):
             )
         if ckpt_path is None and launching.is_restart():
             ckpt_path = "auto"  # the agent has started this group again: it goes on from what there is
-        self.ckpt_path = launching.agreed_path(self, "fit", ckpt_path, model_given=True)
+        lock_known(run)
+        try:
+            self.ckpt_path = launching.agreed_path(self, "fit", ckpt_path, model_given=True)
+        except BaseException:
+            unlock(run)
+            raise
         self.ckpt_is_users = self.ckpt_path is not None and str(ckpt_path) not in ("auto", "last", "best")
         found_nothing = ckpt_path is not None and self.ckpt_path is None
         run.starts_over = found_nothing and not follows_a_finished_run(self)
@@ -427,6 +433,7 @@ class Trainer(TrainerProperties):
     def _aside(self) -> Iterator[None]:
         """What is run within goes beside a run that is open (`steps`, or a hook that evaluates), which then goes on."""
         outer = self._run if self._run is not None and self._run.live else None
+        self.finish_saves()  # "best" and "last" are then on the disk
         kept = (self._log, self.datamodule, self.ckpt_path, replace(self.state))
         try:
             yield
@@ -453,6 +460,8 @@ class Trainer(TrainerProperties):
 
     def _new_run(self, fn: str, module: LightningModule, datamodule: Any) -> Run:
         self._counts = self._all_counts()
+        if self._run is not None and not self._run.live:
+            unlock(self._run)  # of `steps` that nobody began
         self._run = None  # what the last run held is free before the next one starts
         self.datamodule = datamodule
         self._log = self._new_log()
@@ -525,11 +534,13 @@ class Trainer(TrainerProperties):
     def finish_saves(self) -> None:
         """Waits until everything that was handed over to be written is on the disk, and tells how that went.
 
+        A second signal ends the wait.
+
         Raises:
             SaveError: a save failed, and on_save_error is "raise".
         """
         if self._run is not None and self._run.writer.busy:
-            with self._run.phases.within(SAVING):
+            with self._run.phases.within(SAVING), self._run.signals.waiting():
                 self._run.writer.drain()
 
     def write_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
@@ -570,7 +581,8 @@ class Trainer(TrainerProperties):
 
         Example::
 
-            trainer = Trainer(resilience={"replay": True}, callbacks=ModelCheckpoint(every_n_train_steps=100))
+            saver = ModelCheckpoint(every_n_train_steps=100, save_top_k=-1)
+            trainer = Trainer(resilience={"replay": True}, callbacks=saver)
             trainer.fit(module, loader)
             print(trainer.replay_step(250))
         """

@@ -1,5 +1,6 @@
-"""The tuner by its public name: finding a learning rate or a batch size. Not built yet; refused with what to do."""
+"""The tuner by its public name: a search over settings. Finding a learning rate or a batch size is not built yet."""
 
+from bolide.tuner.searching import SearchResult, search
 from bolide.tuner.tuning import Tuner
 
-__all__ = ["Tuner"]
+__all__ = ["SearchResult", "Tuner", "search"]

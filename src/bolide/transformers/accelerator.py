@@ -1,0 +1,144 @@
+"""`trainer.accelerator`: what scripts of the second door ask of Accelerate, answered by the engine.
+
+Owns nothing: each name is one of the strategy's or the precision's. Who calls: user code, above all an overridden
+training_step.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bolide.transformers.weights import unwrapped
+
+
+class Accelerator:
+    """The names of Accelerate's Accelerator that scripts of a Trainer use.
+
+    Args:
+        owner: the trainer of the second door.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    @property
+    def _strategy(self) -> Any:
+        return self._owner.engine.strategy
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        device: torch.device = self._strategy.root_device
+        return device
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes take part."""
+        return int(self._strategy.world_size)
+
+    @property
+    def process_index(self) -> int:
+        """This process's number among all."""
+        return int(self._strategy.global_rank)
+
+    @property
+    def local_process_index(self) -> int:
+        """This process's number on its machine."""
+        return int(self._strategy.local_rank)
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is the first process."""
+        return bool(self._strategy.is_global_zero)
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self.local_process_index == 0
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Batches to one optimizer step."""
+        return int(self._owner.args.gradient_accumulation_steps)
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the running batch is the last of its optimizer step."""
+        return bool(self._owner.is_last_of_step)
+
+    @property
+    def mixed_precision(self) -> str:
+        """no, fp16 or bf16."""
+        args = self._owner.args
+        return "fp16" if args.fp16 else "bf16" if args.bf16 else "no"
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """The backward pass, with the loss scaler where there is one."""
+        adapter = self._owner.adapter
+        if adapter._run is None:
+            loss.backward(**kwargs)  # outside of a run, as in a test of one's own
+        else:
+            adapter.manual_backward(loss, **kwargs)
+
+    def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False) -> Any:
+        """The module within what compilation and parallelism wrapped around it."""
+        return unwrapped(model)
+
+    def autocast(self, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
+        """The context of the run's precision."""
+        context: AbstractContextManager[Any] = self._owner.engine.precision_plugin.forward_context()
+        return context
+
+    def no_sync(self, model: Any) -> AbstractContextManager[Any]:
+        """Gradients are not exchanged while this is open; nothing to do on one process."""
+        return nullcontext()
+
+    def gather(self, value: Any) -> Any:
+        """The tensors of all processes, joined along their first dimension."""
+        return value if self.num_processes == 1 else _joined(value, self._strategy.all_gather)
+
+    def gather_for_metrics(self, value: Any, use_gather_object: bool = False) -> Any:
+        """As `gather`; each sample is there once."""
+        return self.gather(value)
+
+    def reduce(self, tensor: Any, reduction: str = "sum") -> Any:
+        """A tensor reduced over all processes."""
+        return self._strategy.reduce(tensor, reduce_op=reduction)
+
+    def wait_for_everyone(self) -> None:
+        """Waits for all processes."""
+        self._strategy.barrier()
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
+        """Clips gradients to a norm; returns the norm they had."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def prepare(self, *things: Any, **kwargs: Any) -> Any:
+        """The things as they are: the engine places model, optimizer and loaders when a run begins."""
+        return things[0] if len(things) == 1 else things
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Prints on the first process of a machine."""
+        if self.is_local_main_process:
+            print(*args, **kwargs)
+
+    def free_memory(self, *things: Any) -> list[Any]:
+        """Lets go of cached device memory."""
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        return [None for _ in things]
+
+
+def _joined(value: Any, all_gather: Any) -> Any:
+    if isinstance(value, Tensor):
+        found = all_gather(value)
+        return found.flatten(0, 1) if found.dim() > value.dim() else found
+    if isinstance(value, dict):
+        return {key: _joined(item, all_gather) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_joined(item, all_gather) for item in value)
+    return value

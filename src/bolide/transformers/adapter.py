@@ -1,0 +1,240 @@
+"""The second door on the one engine: a LightningModule for the model, a callback for the trainer's flow.
+
+`Adapter.training_step` is one optimizer step: its batches forward and backward, clip, step, schedule. `Bridge` hears
+the engine's moments, and logs, evaluates and saves in the order that callbacks of the second door know. Who calls: the
+engine; the trainer of the second door makes both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bolide.callbacks.checkpoint import Checkpoint
+from bolide.engine.optimizers import clear_gradients
+from bolide.module import LightningModule
+from bolide.transformers import weights
+from bolide.transformers.data import Window
+
+if TYPE_CHECKING:
+    from bolide.engine.run import Run
+
+
+class Adapter(LightningModule):
+    """The user's model, as the engine trains it. One batch of the engine is one optimizer step.
+
+    Args:
+        owner: the trainer of the second door.
+        model: what it trains.
+    """
+
+    def __init__(self, owner: Any, model: nn.Module) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.owner = owner
+        self.model = model
+        self.__dict__["net"] = model  # the same, found without a module's look-up
+        self.hears_within_steps = True
+
+    # ------------------------------------------------------------------ weights under the model's own names
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's."""
+        return self.model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Gives the model weights that weights.read found."""
+        weights.load(self.model, state_dict, "the checkpoint")
+        return nn.modules.module._IncompatibleKeys([], [])
+
+    # ------------------------------------------------------------------ one optimizer step
+
+    def configure_optimizers(self) -> Any:
+        """The trainer's optimizer and scheduler, built now that the model is where it trains."""
+        owner = self.owner
+        owner.create_optimizer_and_scheduler(owner.state.max_steps)
+        if self._running("configure_optimizers").precision.row.autocast is not None:
+            self.__dict__["training_step"] = self.mixed_training_step
+        # a norm is a sum of floats, and the order of its terms is that of the model
+        self.in_model_order: Any = SimpleNamespace(param_groups=[{"params": list(self.model.parameters())}])
+        return [owner.optimizer], [owner.lr_scheduler]
+
+    def end_epoch(self) -> None:
+        """Ends the running epoch at its next batch, of which nothing is trained."""
+        self.__dict__["on_train_batch_start"] = lambda batch, batch_idx: -1  # no hook is asked where none is wanted
+        self.trainer._bump()
+
+    def begin_epoch(self) -> None:
+        """The next epoch runs to its end, until somebody asks otherwise."""
+        if self.__dict__.pop("on_train_batch_start", None) is not None:
+            self.trainer._bump()
+
+    def mixed_training_step(self, batch: Any, batch_idx: int) -> None:
+        """`training_step`, where mixed precision is for the loss alone, which asks for it itself."""
+        with torch.autocast(self._running("training_step").precision.device.type, enabled=False):
+            type(self).training_step(self, batch, batch_idx)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """One optimizer step: a batch, or a window of them."""
+        owner, run, net = self.owner, self.__dict__["_run"], self.net
+        control, handler, record = owner.control, owner.callback_handler, owner.losses
+        more: tuple[Any, ...] = ()
+        control.should_log = control.should_evaluate = control.should_save = False
+        if self.hears_within_steps:
+            owner.tell("on_step_begin")
+        window = batch if batch.__class__ is Window else (batch,)
+        if owner.weighs:
+            window, count = owner.weigh(window)
+            more = (count,) if owner.step_takes_count else ()
+        final, total = len(window) - 1, None
+        for i, inputs in enumerate(window):
+            if final:
+                owner.is_last_of_step = i == final
+                run.strategy.set_sync(i == final)
+            if owner.loss_weights is not None:
+                owner.loss_weight = owner.loss_weights[i]
+            loss = owner.training_step(net, inputs, *more)
+            total = loss if total is None else total + loss
+            if owner.counts_work:
+                owner.count_work(inputs)
+            if i != final:
+                owner.tell("on_substep_end")
+        owner.loss_weight = None
+        record.add(total)
+
+        optimizer, scaler, progress = run.optimizers[0], run.precision.scaler, run.progress
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        if owner.args.max_grad_norm:
+            record.norm = run.strategy.clip(self.in_model_order, owner.args.max_grad_norm, "norm")
+        elif progress.step + 1 >= handler.quiet_until or progress.is_last_batch:
+            record.norm = self.norm_where_logged(run)
+        record.lr = optimizer.param_groups[0]["lr"]
+        if self.hears_within_steps:
+            owner.tell("on_pre_optimizer_step")
+        skipped = False
+        if scaler is None:
+            optimizer.step()
+        else:
+            before = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            skipped = scaler.get_scale() < before
+        progress.commit_step()
+        run.stepped_in_batch = True
+        if self.hears_within_steps:
+            owner.tell("on_optimizer_step")
+        if owner.steps_scheduler and not skipped:
+            owner.lr_scheduler.step()
+        clear_gradients(optimizer)
+
+    def norm_where_logged(self, run: Run) -> Tensor | None:
+        """The norm of gradients that are not clipped, where the step is logged; else None: it costs something."""
+        if not self.owner.logs_after(run.progress.step + 1, run.progress.is_last_batch):
+            return None
+        grads = [p.grad for p in self.in_model_order.param_groups[0]["params"] if p.grad is not None]
+        return nn.utils.get_total_norm(grads)
+
+    # ------------------------------------------------------------------ evaluation
+
+    def predict_step(self, batch: Any, batch_idx: int) -> None:
+        """One batch of an evaluation."""
+        self.owner.collect(batch)
+
+
+class Bridge(Checkpoint):
+    """Tells the callbacks of the second door what happens, and does what they ask for: log, evaluate, save, stop.
+
+    It hears the ends of steps and epochs when all else about them is done.
+
+    Args:
+        owner: the trainer of the second door.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self.resumed: dict[str, Any] | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Training begins, or goes on."""
+        owner = self.owner
+        owner.begin(self.resumed)
+        owner.callback_handler.quiet_until = 0
+        owner.adapter.hears_within_steps = owner.callback_handler.hears_within_steps
+        self.resumed = None
+        self.stop_where_asked(trainer)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """An epoch begins."""
+        owner = self.owner
+        owner.control.should_epoch_stop = False
+        owner.adapter.begin_epoch()
+        owner.tell("on_epoch_begin")
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """An optimizer step is over."""
+        owner = self.owner
+        state, progress, handler = owner.state, trainer.progress, owner.callback_handler
+        step = state.global_step = progress.step
+        batches = owner.batches_per_epoch
+        if batches != math.inf:
+            state.epoch = progress.epoch + min(progress.batch * owner.window_size, batches) / batches
+        else:
+            state.epoch = progress.epoch + progress.batch / max(1, state.max_steps)
+        if step < handler.quiet_until:
+            return
+        control = owner.tell("on_step_end")
+        if control.should_log or control.should_evaluate or control.should_save:
+            owner.act()
+            control = owner.control
+        if control.should_training_stop or step >= state.max_steps:
+            trainer.should_stop = True
+        if control.should_epoch_stop:
+            owner.adapter.end_epoch()
+        owner.adapter.hears_within_steps = handler.hears_within_steps
+        handler.look_ahead(owner.args, state)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """An epoch is over."""
+        owner = self.owner
+        control = owner.control
+        control.should_log = control.should_evaluate = control.should_save = False
+        control = owner.tell("on_epoch_end")
+        if control.should_log or control.should_evaluate or control.should_save:
+            owner.act()
+        self.stop_where_asked(trainer)
+
+    def stop_where_asked(self, trainer: Any) -> None:
+        """Ends training where a callback asked for that."""
+        owner = self.owner
+        if owner.control.should_training_stop or owner.state.global_step >= owner.state.max_steps:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What trainer_state.json has no place for: losses that are not logged yet, a stop that was asked for."""
+        owner = self.owner
+        control = owner.control
+        return {
+            "losses": owner.losses.state_dict(),
+            "stop": bool(control.should_training_stop and owner.state.global_step < owner.state.max_steps),
+            "stop_epoch": bool(control.should_epoch_stop),
+            "max_steps": owner.state.max_steps,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes it back, once training begins."""
+        self.resumed = state_dict
+
+    def save_on_stop(self, trainer: Any) -> str | None:
+        """Saves because the run was told to stop; the path of the checkpoint, or None where nothing is saved."""
+        owner = self.owner
+        if owner.args.save_strategy == "no" or owner.state.global_step == 0:
+            return None
+        return str(owner.save_now())

@@ -1,0 +1,119 @@
+"""The words that arguments of the second door choose from, as enumerations that compare equal to their text.
+
+Who reads them: arguments.py, which turns text into them, and user code that writes `IntervalStrategy.STEPS`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from bolide.core.errors import did_you_mean
+
+
+class Choice(str, Enum):
+    """A word out of a fixed set; equal to its text, and to a member of another package with the same text."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @classmethod
+    def _missing_(cls, value: Any) -> Any:
+        words = [str(member.value) for member in cls]
+        raise ValueError(f"must be one of {', '.join(words)}." + did_you_mean(str(value), words))
+
+
+class IntervalStrategy(Choice):
+    """When something is done in training."""
+
+    NO = "no"
+    STEPS = "steps"
+    EPOCH = "epoch"
+
+
+class SaveStrategy(Choice):
+    """When a checkpoint is written; "best": after an evaluation that gave the best metric so far."""
+
+    NO = "no"
+    STEPS = "steps"
+    EPOCH = "epoch"
+    BEST = "best"
+
+
+class HubStrategy(Choice):
+    """When the model goes to the hub."""
+
+    END = "end"
+    EVERY_SAVE = "every_save"
+    CHECKPOINT = "checkpoint"
+    ALL_CHECKPOINTS = "all_checkpoints"
+
+
+class SamplingStrategy(Choice):
+    """In which order training samples come."""
+
+    RANDOM = "random"
+    SEQUENTIAL = "sequential"
+    GROUP_BY_LENGTH = "group_by_length"
+
+
+class TokenCounting(Choice):
+    """Whether input tokens are counted, and which."""
+
+    NO = "no"
+    ALL = "all"
+    NON_PADDING = "non_padding"
+
+
+class SchedulerType(Choice):
+    """The learning-rate schedules by name."""
+
+    LINEAR = "linear"
+    COSINE = "cosine"
+    COSINE_WITH_RESTARTS = "cosine_with_restarts"
+    POLYNOMIAL = "polynomial"
+    CONSTANT = "constant"
+    CONSTANT_WITH_WARMUP = "constant_with_warmup"
+    INVERSE_SQRT = "inverse_sqrt"
+    REDUCE_ON_PLATEAU = "reduce_lr_on_plateau"
+    COSINE_WITH_MIN_LR = "cosine_with_min_lr"
+    COSINE_WARMUP_WITH_MIN_LR = "cosine_warmup_with_min_lr"
+    WARMUP_STABLE_DECAY = "warmup_stable_decay"
+
+
+class OptimizerNames(Choice):
+    """The optimizers by name."""
+
+    ADAMW_TORCH = "adamw_torch"
+    ADAMW_TORCH_FUSED = "adamw_torch_fused"
+    ADAMW_8BIT = "adamw_8bit"
+    ADAMW_BNB = "adamw_bnb_8bit"
+    ADAMW_TORCH_4BIT = "adamw_torch_4bit"
+    ADAMW_TORCH_8BIT = "adamw_torch_8bit"
+    ADEMAMIX = "ademamix"
+    ADEMAMIX_8BIT = "ademamix_8bit"
+    ADAFACTOR = "adafactor"
+    ADAGRAD = "adagrad"
+    LION = "lion_32bit"
+    LION_8BIT = "lion_8bit"
+    PAGED_ADAMW = "paged_adamw_32bit"
+    PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+    PAGED_ADEMAMIX = "paged_ademamix_32bit"
+    PAGED_ADEMAMIX_8BIT = "paged_ademamix_8bit"
+    PAGED_LION = "paged_lion_32bit"
+    PAGED_LION_8BIT = "paged_lion_8bit"
+    RMSPROP = "rmsprop"
+    RMSPROP_BNB = "rmsprop_bnb"
+    RMSPROP_32BIT = "rmsprop_bnb_32bit"
+    RMSPROP_8BIT = "rmsprop_bnb_8bit"
+    SCHEDULE_FREE_ADAMW = "schedule_free_adamw"
+    SCHEDULE_FREE_RADAM = "schedule_free_radam"
+    SCHEDULE_FREE_SGD = "schedule_free_sgd"
+    SGD = "sgd"
+
+
+class ParallelMode(Choice):
+    """How many devices take part, and how."""
+
+    NOT_PARALLEL = "not_parallel"
+    DISTRIBUTED = "distributed"

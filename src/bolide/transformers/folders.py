@@ -1,0 +1,287 @@
+"""Checkpoint folders `checkpoint-<step>`: transformers' layout, with Bolide's exact-resume state and manifest in it.
+
+A folder is written under a temporary name, its manifest last, and renamed when all of it is on the disk. One that was
+cut short or damaged is passed over. `FolderFormat` is the checkpoint format that the engine is given. Who calls: the
+trainer, and the engine through the format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bolide.checkpoint import io
+from bolide.checkpoint.digest import DamagedCheckpointError
+from bolide.checkpoint.file import read_checkpoint, write_checkpoint
+from bolide.core.errors import CheckpointError, CheckpointNotFoundError
+from bolide.core.messages import warn
+from bolide.seed import generators
+from bolide.transformers import foreign, weights
+from bolide.transformers.state import save_state
+
+PREFIX_CHECKPOINT_DIR = "checkpoint"
+TRAINER_STATE_NAME = "trainer_state.json"
+OPTIMIZER_NAME = "optimizer.pt"
+SCHEDULER_NAME = "scheduler.pt"
+SCALER_NAME = "scaler.pt"
+RNG_NAME = "rng_state.pth"
+OWN_STATE_NAME = "bolide_state.ckpt"
+MANIFEST_NAME = "bolide_manifest.json"
+FORMAT = 1
+
+_NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
+_PART = re.compile(rf"\.({PREFIX_CHECKPOINT_DIR}-\d+)\.[0-9a-f]{{12}}\.part")
+_CHUNK_BYTES = 8 << 20
+
+
+# ---------------------------------------------------------------------- the manifest
+
+
+def write_manifest(folder: str) -> None:
+    """Notes the size and digest of every file in a folder; written last, it says that the folder is whole."""
+    files = {}
+    for root, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = os.path.join(root, name)
+            relative = os.path.relpath(path, folder)
+            if relative != MANIFEST_NAME:
+                _sync(path)
+                files[relative] = {"bytes": os.path.getsize(path), "sha256": _digest(path)}
+        io.sync_dir(root)
+    data = json.dumps({"format": FORMAT, "files": files}, indent=1, sort_keys=True).encode() + b"\n"
+    io.write_atomically(os.path.join(folder, MANIFEST_NAME), lambda file: file.write(data))
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        io.operations.run("fsync", path, lambda: os.fsync(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: str) -> str:
+    found = hashlib.sha256()
+    with io.open_read(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+def problem_of(folder: str) -> str | None:
+    """Why a folder cannot be gone on from; None where it can.
+
+    A folder of Bolide's is checked against its manifest. One of transformers has none: it must hold the record that
+    is written last, and weights.
+    """
+    manifest = os.path.join(folder, MANIFEST_NAME)
+    if not os.path.isfile(manifest):
+        if os.path.exists(os.path.join(folder, OWN_STATE_NAME)):
+            return f"{MANIFEST_NAME} is missing: it was not written to its end"
+        missing = [name for name in (TRAINER_STATE_NAME,) if not os.path.isfile(os.path.join(folder, name))]
+        if missing:
+            return f"{missing[0]} is missing: it was not written to its end"
+        names = os.listdir(folder)
+        if not any(
+            name.endswith((".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")) for name in names
+        ):
+            return "it holds no weights"
+        return None
+    try:
+        content = json.loads(io.read_bytes(manifest))
+        if content["format"] > FORMAT:
+            return f"a later version of Bolide wrote it (format {content['format']})"
+        for name, told in content["files"].items():
+            path = os.path.join(folder, name)
+            if not os.path.isfile(path):
+                return f"{name} is missing"
+            if os.path.getsize(path) != told["bytes"]:
+                return f"{name} has {os.path.getsize(path)} bytes in place of {told['bytes']}"
+            if _digest(path) != told["sha256"]:
+                return f"{name} was changed after it was written"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST_NAME} cannot be read: {error}"
+    return None
+
+
+# ---------------------------------------------------------------------- which folders there are
+
+
+def step_of(folder: str) -> int:
+    """The step in a folder's name; -1 where there is none."""
+    match = _NAME.fullmatch(os.path.basename(os.path.normpath(folder)))
+    return int(match[1]) if match else -1
+
+
+def checkpoints_in(output_dir: str) -> list[str]:
+    """The checkpoint folders in a folder, in the order of their steps."""
+    names = [name for name in io.list_dir(output_dir) if _NAME.fullmatch(name)]
+    found = [os.path.join(output_dir, name) for name in names]
+    return sorted((path for path in found if os.path.isdir(path)), key=step_of)
+
+
+def sort_checkpoints(output_dir: str, best: str | None = None, checkpoint_prefix: str = "checkpoint") -> list[str]:
+    """The checkpoint folders, oldest first, the best one next to last."""
+    found = checkpoints_in(output_dir)
+    same = [path for path in found if best is not None and os.path.abspath(path) == os.path.abspath(best)]
+    if same and len(found) > 1 and same[0] != found[-1]:
+        found.remove(same[0])
+        found.insert(-1, same[0])
+    return found
+
+
+def get_last_checkpoint(output_dir: str) -> str | None:
+    """The newest checkpoint folder that is whole; those passed over are told of. None where there is none."""
+    recover(output_dir)
+    for folder in reversed(checkpoints_in(output_dir)):
+        problem = problem_of(folder)
+        if problem is None:
+            return folder
+        warn(f"The checkpoint {folder!r} is passed over: {problem}.")
+    return None
+
+
+def recover(output_dir: str) -> None:
+    """Gives whole folders their names back that a kill left under a temporary one; drops those that are not whole.
+
+    Nobody may be writing there.
+    """
+    for name in io.list_dir(output_dir):
+        match = _PART.fullmatch(name)
+        if match is None:
+            continue
+        part, folder = os.path.join(output_dir, name), os.path.join(output_dir, match[1])
+        whole = os.path.isfile(os.path.join(part, MANIFEST_NAME)) and problem_of(part) is None
+        if whole and not os.path.exists(folder):
+            io.move(part, folder)
+        else:
+            io.remove(part)
+
+
+def rotate(output_dir: str, limit: int | None, best: str | None, final: bool = False) -> None:
+    """Removes the oldest checkpoints beyond `limit`; the newest and the best one stay.
+
+    With a limit of one, both stay until the end of training, and then the best one only.
+    """
+    if limit is None:
+        return
+    found = sort_checkpoints(output_dir, best)
+    kept = {os.path.abspath(path) for path in found[-1:]} | ({os.path.abspath(best)} if best is not None else set())
+    if final and limit == 1 and best is not None:
+        kept = {os.path.abspath(best)}
+    surplus = len(found) - max(limit, len(kept))
+    for path in found:
+        if surplus <= 0:
+            return
+        if os.path.abspath(path) not in kept:
+            io.remove(path)
+            surplus -= 1
+
+
+# ---------------------------------------------------------------------- the format
+
+
+@dataclass
+class FolderFormat:
+    """Writes and reads checkpoint folders for the engine.
+
+    Args:
+        owner: the trainer, which knows how its model and tokenizer are saved, and holds the record of the run.
+    """
+
+    owner: Any
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str, storage_options: Any = None) -> None:
+        """Writes a folder: under another name first, renamed when all of it is on the disk."""
+        path = os.path.abspath(os.fspath(path))
+        part = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{uuid.uuid4().hex[:12]}.part")
+        io.make_dirs(part)
+        args, state = self.owner.args, self.owner.state
+        try:
+            self.owner._save(part)
+            if not args.save_only_model and "optimizer_states" in checkpoint:
+                self._save_training(checkpoint, part)
+            save_state(state, os.path.join(part, TRAINER_STATE_NAME))
+            write_manifest(part)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                io.remove(part)
+            raise
+        old = None
+        if os.path.lexists(path):  # a run that went on from an earlier checkpoint comes by here again
+            old = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{uuid.uuid4().hex[:12]}.part")
+            io.move(path, old)
+        io.move(part, path)
+        if old is not None:
+            io.remove(old)
+
+    def _save_training(self, checkpoint: dict[str, Any], part: str) -> None:
+        rest = dict(checkpoint)
+        rest["state_dict"] = {}
+        _write_torch(rest.pop("optimizer_states")[0], os.path.join(part, OPTIMIZER_NAME))
+        schedulers = rest.pop("lr_schedulers")
+        if schedulers:
+            _write_torch(schedulers[0], os.path.join(part, SCHEDULER_NAME))
+        if "MixedPrecision" in rest:
+            _write_torch(rest["MixedPrecision"], os.path.join(part, SCALER_NAME))
+        python, numpy, cpu, cuda = generators()
+        rng = {"python": python, "numpy": numpy, "cpu": cpu}
+        if cuda is not None:
+            rng["cuda"] = cuda[0] if len(cuda) == 1 else cuda
+        _write_torch(rng, os.path.join(part, RNG_NAME))
+        rest["optimizer_states"], rest["lr_schedulers"] = [], []
+        write_checkpoint(rest, os.path.join(part, OWN_STATE_NAME))
+
+    def load_checkpoint(self, path: str, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        """Everything that a folder holds, as the engine takes it; read and checked before anything changes.
+
+        Raises:
+            CheckpointNotFoundError: no folder, or one without what training goes on from.
+            DamagedCheckpointError: cut short, or changed after it was written.
+            CheckpointError: weights of another model.
+        """
+        path = os.fspath(path)
+        if not os.path.isdir(path):
+            raise CheckpointNotFoundError(f"resume_from_checkpoint={path!r}: there is no such folder")
+        problem = problem_of(path)
+        if problem is not None:
+            raise DamagedCheckpointError(f"The checkpoint {path!r} cannot be used: {problem}")
+        state = weights.read(path)
+        mismatch = weights.fits(self.owner.model, state)
+        if mismatch is not None:
+            raise CheckpointError(f"The weights in {path!r} do not fit {type(self.owner.model).__name__}: {mismatch}")
+        own = os.path.join(path, OWN_STATE_NAME)
+        if os.path.isfile(own):
+            checkpoint = read_checkpoint(own)
+        else:
+            checkpoint = foreign.checkpoint_of(path, self.owner)
+        optimizer = os.path.join(path, OPTIMIZER_NAME)
+        if not os.path.isfile(optimizer):
+            raise CheckpointNotFoundError(
+                f"{path!r} holds no {OPTIMIZER_NAME} (save_only_model=True), so training cannot go on from it; load "
+                "the model from it and start a new run"
+            )
+        checkpoint["optimizer_states"] = [read_checkpoint(optimizer)]
+        scheduler = os.path.join(path, SCHEDULER_NAME)
+        checkpoint["lr_schedulers"] = [read_checkpoint(scheduler)] if os.path.isfile(scheduler) else []
+        scaler = os.path.join(path, SCALER_NAME)
+        if os.path.isfile(scaler):
+            checkpoint["MixedPrecision"] = read_checkpoint(scaler)
+        checkpoint["state_dict"] = state
+        return checkpoint
+
+    def remove_checkpoint(self, path: str) -> None:
+        """Removes a folder."""
+        io.remove(path)
+
+
+def _write_torch(value: Any, path: str) -> None:
+    io.write_atomically(path, lambda file: torch.save(value, file))

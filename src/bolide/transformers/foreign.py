@@ -1,0 +1,101 @@
+"""What the engine needs to go on from a checkpoint folder that transformers wrote.
+
+Such a folder holds no place in the data; it follows from the step, as the order of an epoch follows from the seed. Who
+calls: folders.py.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bolide.checkpoint.file import read_trusting
+from bolide.core.errors import CheckpointError
+from bolide.core.messages import info, warn
+from bolide.core.progress import Progress
+from bolide.data.position import generator_states, snapshot
+from bolide.engine.resume import fingerprint
+from bolide.log import Log
+from bolide.seed import rng_state
+from bolide.transformers.state import read_state
+
+
+def checkpoint_of(folder: str, owner: Any) -> dict[str, Any]:
+    """The engine's own state as it stood when transformers wrote `folder`."""
+    record = read_state(os.path.join(folder, "trainer_state.json"))
+    step = int(record["global_step"])
+    updates = owner._updates_per_epoch
+    progress = Progress(step=step, total_batches=step, stepped_batches=step, optimizer_steps=step)
+    progress.epoch, batch = divmod(step, updates) if updates else (0, step)
+    if batch:
+        progress.batch, progress.epoch_open = batch, True
+        progress.step_before_epoch = step - batch
+    info(
+        f"{folder} was written by transformers: its place in the data is computed from step {step}; what callbacks "
+        "keep beyond trainer_state.json, and losses logged since the last line, begin anew."
+    )
+    size = owner.args.gradient_accumulation_steps
+    loader: Any = owner._engine_loader
+    inner = getattr(loader, "loader", loader)
+    now = snapshot(loader)
+    reader: dict[str, Any] = {"at_iter": now, "at_first": None, "taken": batch, "pooled": False}
+    if size > 1:
+        at = {"at_iter": snapshot(inner), "at_first": None, "taken": batch * size, "pooled": False}
+        reader["loader"] = {"reader": at, "taken": batch * size}
+    return {
+        "epoch": progress.epoch,
+        "global_step": step,
+        "callbacks": {},
+        "bolide": {
+            "format": 1,
+            "progress": progress.state_dict(),
+            "fingerprint": fingerprint(),
+            "rng": _random_state(folder),
+            "data": {
+                "train_generators": [generator_states(loader)],
+                "val_generators": [],
+                "train_pools": [False],
+                "train_loaded_epoch": 0,
+                "val_loaded_epoch": -1,
+                "position": {"readers": [reader], "together": None} if batch else None,
+                "before_ahead": None,
+            },
+            "log": Log().state_dict(nn.Module()),
+            "gradients": None,
+            "boundary": None,
+            "loggers": [],
+            "loop": {
+                "validated_this_epoch": False,
+                "validation_names": [],
+                "stepped_in_batch": True,
+                "since_validation_s": 0.0,
+                "val_steps_logged": {},
+            },
+        },
+    }
+
+
+def numpy_arrays() -> dict[str, Any]:
+    """What a file needs so that numpy's random state, an array of integers, can be read from it: nothing else."""
+    rebuild = np.empty(0).__reduce__()[0]
+    names = ("numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct")
+    return {"numpy.dtype": np.dtype, "numpy.ndarray": np.ndarray, **dict.fromkeys(names, rebuild)}
+
+
+def _random_state(folder: str) -> dict[str, Any]:
+    """The random states in a folder, as `seed.rng_state` gives them; those of now where they cannot be read."""
+    path = os.path.join(folder, "rng_state.pth")
+    if not os.path.isfile(path):
+        return rng_state()
+    try:
+        saved = read_trusting(path, numpy_arrays())
+    except CheckpointError as error:
+        warn(f"The random states in {path!r} cannot be read, so dropout draws other numbers from here on: {error}")
+        return rng_state()
+    cuda = saved.get("cuda")
+    cuda = [cuda] if isinstance(cuda, torch.Tensor) else cuda
+    return rng_state((saved["python"], saved["numpy"], saved["cpu"], cuda))

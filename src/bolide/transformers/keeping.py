@@ -1,0 +1,309 @@
+"""The part of the trainer that logs, saves and publishes; each method may be overridden.
+
+Who calls: trainer.py, the adapter's bridge when something is due, and users.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from bolide.checkpoint import io
+from bolide.core.errors import ConfigError, did_you_mean
+from bolide.core.messages import info
+from bolide.transformers import hub, state, weights
+from bolide.transformers.folders import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, rotate
+from bolide.transformers.loss import base_of
+
+
+class Keeping:
+    """Logging, saving, publishing: the trainer's methods for them."""
+
+    args: Any
+    model: Any
+    state: Any
+    control: Any
+    losses: Any
+    processing_class: Any
+    data_collator: Any
+    callback_handler: Any
+    lr_scheduler: Any
+    current_flos: float
+    hp_name: Any
+    _trial: Any
+    _flos_per_token: float | None
+    _started_s: float | None = None
+    _ignore_keys_for_eval: list[str] | None = None
+
+    # ------------------------------------------------------------------ callbacks and processes
+
+    def add_callback(self, callback: Any) -> None:
+        """Adds a callback, or one of a class."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Removes a callback, named by itself or its class, and returns it."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Removes a callback, named by itself or its class."""
+        self.callback_handler.pop_callback(callback)
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return bool(self.args.local_process_index == 0)
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is the first process."""
+        return bool(self.args.process_index == 0)
+
+    # ------------------------------------------------------------------ what callbacks asked for
+
+    def act(self) -> None:
+        """Logs, evaluates and saves, in this order, where the control says so."""
+        if self.control.should_log:
+            self._log_training()
+        metrics = None
+        if self.control.should_evaluate:
+            metrics = self._evaluate(self._ignore_keys_for_eval)
+            better = self._take_best(metrics)
+            if self.args.save_strategy == "best":
+                self.control.should_save = better
+        if self.control.should_save:
+            self.save_now()
+
+    def _log_training(self) -> None:
+        record = self.losses
+        loss, bad = record.take()
+        if loss is None:
+            return
+        logs: dict[str, float] = {"loss": loss}
+        if record.norm is not None:
+            logs["grad_norm"] = float(record.norm)
+        logs["learning_rate"] = float(record.lr)
+        if bad:
+            logs["non_finite_losses"] = bad
+        self.store_flos()
+        self.log(logs, self._started_s)
+
+    def _evaluate(self, ignore_keys: list[str] | None, skip_scheduler: bool = False) -> dict[str, float]:
+        """An evaluation within training; a schedule that looks at a metric looks now."""
+        trainer: Any = self
+        metrics: dict[str, float] = trainer.evaluate(ignore_keys=ignore_keys)
+        if not skip_scheduler and not trainer.steps_scheduler:
+            self.lr_scheduler.step(self._watched(metrics))
+        return metrics
+
+    def _watched(self, metrics: Mapping[str, float]) -> float:
+        """The metric that the best model is told by.
+
+        Raises:
+            ConfigError: the evaluation did not give it.
+        """
+        name = self.args.metric_for_best_model or "loss"
+        name = name if name.startswith("eval_") else f"eval_{name}"
+        if name not in metrics:
+            raise ConfigError(
+                f"metric_for_best_model={self.args.metric_for_best_model!r}: the evaluation gave no {name!r}, but "
+                f"{', '.join(metrics)}." + did_you_mean(name, metrics)
+            )
+        return float(metrics[name])
+
+    def _take_best(self, metrics: Mapping[str, float]) -> bool:
+        """Notes the metric where it is the best so far; whether it is."""
+        args, run = self.args, self.state
+        if args.metric_for_best_model is None:
+            return False
+        value = self._watched(metrics)
+        best = run.best_metric
+        better = best is None or (value > best if args.greater_is_better else value < best)
+        if better:
+            run.best_metric = value
+            run.best_global_step = run.global_step
+        return better
+
+    # ------------------------------------------------------------------ logging
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the epoch, keeps the line in the record, and tells callbacks."""
+        run = self.state
+        if run.epoch is not None:
+            logs["epoch"] = run.epoch
+        if self.args.include_num_input_tokens_seen != "no":
+            logs["num_input_tokens_seen"] = run.num_input_tokens_seen
+            if start_time is not None:
+                seconds = time.time() - start_time
+                logs["train_runtime"] = round(seconds, 4)
+                logs["train_tokens_per_second"] = round(run.num_input_tokens_seen / max(seconds, 1e-9), 3)
+        run.log_history.append({**logs, "step": run.global_step})
+        trainer: Any = self
+        trainer.tell("on_log", logs=logs)
+
+    def count_work(self, inputs: Any) -> None:
+        """Adds a batch's floating-point operations and tokens."""
+        self.current_flos += self.floating_point_ops(inputs)
+        asked = self.args.include_num_input_tokens_seen
+        if asked != "no":
+            tokens = inputs.get(getattr(base_of(self.model), "main_input_name", None) or "input_ids")
+            if asked == "non_padding" and inputs.get("attention_mask") is not None:
+                self.state.num_input_tokens_seen += int(inputs["attention_mask"].sum())
+            elif isinstance(tokens, torch.Tensor):
+                self.state.num_input_tokens_seen += tokens.numel()
+
+    def floating_point_ops(self, inputs: Any) -> float:
+        """Operations of a batch, forward and backward: 6 for each token and parameter; 0 for a plain module."""
+        base = base_of(self.model)
+        if not counts_parameters(base) or not isinstance(inputs, Mapping):
+            return 0
+        if self._flos_per_token is None:
+            count = getattr(self.model, "num_parameters", base.num_parameters)
+            self._flos_per_token = 6.0 * count(exclude_embeddings=True)
+        tokens = inputs.get(base.main_input_name)
+        return self._flos_per_token * tokens.numel() if isinstance(tokens, torch.Tensor) else 0
+
+    def store_flos(self) -> None:
+        """Adds what was counted to the record."""
+        self.state.total_flos += self.current_flos
+        self.current_flos = 0
+
+    def metrics_format(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Metrics as a table shows them."""
+        found: dict[str, Any] = {}
+        for name, value in metrics.items():
+            if name.endswith("_runtime"):
+                hours, rest = divmod(float(value), 3600)
+                found[name] = f"{int(hours)}:{int(rest // 60):02}:{rest % 60:05.2f}"
+            elif name == "total_flos":
+                found[name] = f"{value / 1e9:.0f}GF"
+            else:
+                found[name] = round(value, 4) if isinstance(value, float) else value
+        return found
+
+    def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
+        """Prints metrics as a table, on the first process."""
+        if not self.is_world_process_zero():
+            return
+        shown = self.metrics_format(metrics)
+        width = max(map(len, shown), default=0)
+        print(f"***** {split} metrics *****")
+        for name in sorted(shown):
+            print(f"  {name:<{width}} = {shown[name]!s:>12}")
+
+    def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
+        """Writes metrics to <split>_results.json, and adds them to all_results.json."""
+        if not self.is_world_process_zero():
+            return
+        _write_json(os.path.join(self.args.output_dir, f"{split}_results.json"), dict(metrics))
+        if combined:
+            path = os.path.join(self.args.output_dir, "all_results.json")
+            known = json.loads(io.read_bytes(path)) if os.path.isfile(path) else {}
+            _write_json(path, known | dict(metrics))
+
+    # ------------------------------------------------------------------ saving
+
+    def _run_dir(self) -> str:
+        """Where checkpoints go: output_dir, or the trial's folder in it."""
+        if self._trial is None:
+            return str(self.args.output_dir)
+        if self.hp_name is not None:
+            return os.path.join(self.args.output_dir, self.hp_name(self._trial))
+        return os.path.join(self.args.output_dir, f"run-{getattr(self._trial, 'number', 0)}")
+
+    def save_now(self) -> str:
+        """Saves a checkpoint, tells callbacks, removes what is too much; returns its folder."""
+        trainer: Any = self
+        folder = self._save_checkpoint(trainer.model, self._trial)
+        trainer.tell("on_save")
+        if self.args.push_to_hub:
+            hub.push_on_save(self, folder)
+        return folder
+
+    def _save_checkpoint(self, model: Any, trial: Any = None) -> str:
+        trainer: Any = self
+        run, args = self.state, self.args
+        folder = os.path.join(self._run_dir(), f"{PREFIX_CHECKPOINT_DIR}-{run.global_step}")
+        if run.best_global_step:
+            best = os.path.join(self._run_dir(), f"{PREFIX_CHECKPOINT_DIR}-{run.best_global_step}")
+            if run.best_global_step == run.global_step or os.path.isdir(best):
+                run.best_model_checkpoint = best
+        run.stateful_callbacks = state.exported(list(self.callback_handler.callbacks), self.control)
+        self.store_flos()
+        if not args.should_save:
+            return folder
+        trainer.engine.save_checkpoint(folder, weights_only=args.save_only_model)
+        rotate(self._run_dir(), args.save_total_limit, run.best_model_checkpoint)
+        return folder
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Writes the model, its configuration and the tokenizer into a folder: what `from_pretrained` reads."""
+        folder = output_dir if output_dir is not None else self.args.output_dir
+        if self.args.should_save:
+            self._save(folder)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub("Model save")
+
+    def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None) -> None:
+        folder = output_dir if output_dir is not None else self.args.output_dir
+        io.make_dirs(folder)
+        weights.write(self.model, folder, state_dict)
+        processing = self.processing_class
+        if processing is None:
+            processing = getattr(self.data_collator, "tokenizer", None)
+        if callable(getattr(processing, "save_pretrained", None)):
+            processing.save_pretrained(folder)
+
+    def save_state(self) -> None:
+        """Writes the record of the run into output_dir."""
+        if self.is_world_process_zero():
+            state.save_state(self.state, os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
+
+    def _load_best_model(self) -> None:
+        folder = self.state.best_model_checkpoint
+        info(f"The weights are those of {folder}, the best checkpoint ({self.state.best_metric}).")
+        weights.load(self.model, weights.read(folder), folder)
+
+    # ------------------------------------------------------------------ the hub
+
+    def init_hf_repo(self, token: str | None = None) -> None:
+        """Makes the repository, where it is not there."""
+        hub.make_repository(self, token)
+
+    def create_model_card(self, **facts: Any) -> None:
+        """Writes README.md with what is known of the run."""
+        hub.write_card(self, facts)
+
+    def push_to_hub(
+        self, commit_message: str | None = "End of training", blocking: bool = True, token: str | None = None,
+        revision: str | None = None, **facts: Any,
+    ) -> Any:  # fmt: skip
+        """Writes the model into output_dir and uploads it; needs huggingface_hub.
+
+        Args:
+            commit_message: of the commit.
+            blocking: False: uploads in the background; the result is a future.
+            token: in the place of hub_token.
+            revision: in the place of hub_revision.
+            facts: for the model card.
+        """
+        trainer: Any = self
+        if not self.is_world_process_zero():
+            return None
+        self.save_model(_internal_call=True)
+        trainer.tell("on_push_begin")
+        self.create_model_card(**facts)
+        return hub.push(self, self.args.output_dir, commit_message, blocking, token, revision)
+
+
+def counts_parameters(base: Any) -> bool:
+    """Whether a model knows how many parameters it has, and what its main input is: one of transformers."""
+    return callable(getattr(base, "num_parameters", None)) and isinstance(getattr(base, "main_input_name", None), str)
+
+
+def _write_json(path: str, content: dict[str, Any]) -> None:
+    data = json.dumps(content, indent=4, sort_keys=True, default=str).encode() + b"\n"
+    io.write_atomically(path, lambda file: file.write(data))

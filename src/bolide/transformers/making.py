@@ -1,0 +1,205 @@
+"""The part of the trainer that makes loaders, optimizers and schedulers; each method may be overridden.
+
+Who calls: trainer.py and the adapter.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import IterableDataset, Sampler, SequentialSampler
+
+from bolide.core.errors import ConfigError
+from bolide.transformers import data, optimizers, schedules
+from bolide.transformers.loss import base_of
+from bolide.transformers.weights import unwrapped
+
+
+class Making:
+    """Loaders, optimizers, schedulers: the trainer's methods for them."""
+
+    args: Any
+    model: Any
+    state: Any
+    train_dataset: Any
+    eval_dataset: Any
+    data_collator: Any
+    label_names: list[str]
+    optimizer: Any
+    lr_scheduler: Any
+    optimizer_cls_and_kwargs: Any
+    optimizer_is_users = False
+    horizon_changed = False
+
+    # ------------------------------------------------------------------ loaders
+
+    def get_train_dataloader(self) -> Any:
+        """The loader of training batches."""
+        if self.train_dataset is None:
+            raise ConfigError("train() needs train_dataset; write Trainer(train_dataset=...)")
+        return self._loader(self.train_dataset, self.args.train_batch_size, training=True)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """The loader of an evaluation: of the given dataset, the named one of several, or the trainer's."""
+        if isinstance(eval_dataset, str):
+            eval_dataset = self.eval_dataset[eval_dataset]
+        dataset = eval_dataset if eval_dataset is not None else self.eval_dataset
+        if dataset is None:
+            raise ConfigError("evaluate() needs eval_dataset; write Trainer(eval_dataset=...)")
+        return self._loader(dataset, self.args.eval_batch_size, training=False)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """The loader of a prediction."""
+        return self._loader(test_dataset, self.args.eval_batch_size, training=False)
+
+    def _loader(self, dataset: Any, batch_size: int, training: bool) -> Any:
+        args = self.args
+        collate = self.data_collator
+        keep = self._columns_kept()
+        if args.remove_unused_columns and keep is not None:
+            name = type(base_of(self.model)).__name__
+            columns = getattr(dataset, "column_names", None)
+            if isinstance(columns, list) and callable(getattr(dataset, "remove_columns", None)):
+                dropped = [column for column in columns if column not in keep]
+                if dropped:
+                    data.tell_dropped(dropped, name)
+                    dataset = dataset.remove_columns(dropped)
+            else:
+                collate = data.WithoutColumns(collate, keep, name)
+        options: dict[str, Any] = {
+            "batch_size": batch_size, "collate_fn": collate, "num_workers": args.dataloader_num_workers,
+            "pin_memory": args.dataloader_pin_memory and torch.cuda.is_available(),
+            "persistent_workers": args.dataloader_persistent_workers,
+        }  # fmt: skip
+        if not _is_iterable(dataset):
+            own: Any = self._get_train_sampler if training else self._get_eval_sampler
+            takes = bool(inspect.signature(own).parameters)
+            options["sampler"] = own(dataset) if takes else own()
+            options["drop_last"] = args.dataloader_drop_last
+        if args.dataloader_num_workers:
+            options["worker_init_fn"] = data.seed_worker if training else None
+            options["prefetch_factor"] = args.dataloader_prefetch_factor
+            options["multiprocessing_context"] = args.dataloader_multiprocessing_context
+        return data.Loader(dataset, **options)
+
+    def _columns_kept(self) -> Sequence[str] | None:
+        """What the model's forward takes, labels under all their names."""
+        names = list(inspect.signature(base_of(self.model).forward).parameters)
+        return list(dict.fromkeys([*names, "label", "label_ids", *self.label_names]))
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        """The order of the training samples."""
+        dataset = train_dataset if train_dataset is not None else self.train_dataset
+        if dataset is None or _is_iterable(dataset):
+            return None
+        args = self.args
+        if args.train_sampling_strategy == "group_by_length":
+            main = getattr(base_of(self.model), "main_input_name", None) or "input_ids"
+            lengths = data.lengths_of(dataset, args.length_column_name, main)
+            return data.LengthGroupedSampler(args.train_batch_size * args.gradient_accumulation_steps, lengths)
+        if args.train_sampling_strategy == "sequential":
+            return SequentialSampler(dataset)
+        return data.EpochSampler(len(dataset), args.data_seed if args.data_seed is not None else args.seed)
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
+        """The order of the samples of an evaluation."""
+        return SequentialSampler(eval_dataset)
+
+    def num_examples(self, dataloader: Any) -> int:
+        """How many samples a loader has."""
+        dataset = getattr(dataloader, "dataset", None)
+        if dataset is not None and hasattr(type(dataset), "__len__"):
+            return len(dataset)
+        return len(dataloader) * int(getattr(dataloader, "batch_size", None) or self.args.train_batch_size)
+
+    def get_total_train_batch_size(self, args: Any = None) -> int:
+        """Samples of one optimizer step."""
+        args = args if args is not None else self.args
+        return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
+
+    def num_train_samples(self, batches: float) -> float:
+        """Samples of the whole training."""
+        if self.args.max_steps > 0 or math.isinf(batches):
+            return self.state.max_steps * self.get_total_train_batch_size()
+        if hasattr(type(self.train_dataset), "__len__"):
+            return len(self.train_dataset) * self.args.num_train_epochs
+        return float(batches) * self.args.train_batch_size * self.args.num_train_epochs
+
+    # ------------------------------------------------------------------ optimizers
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Makes both, where they were not given."""
+        self.optimizer_is_users = self.optimizer is not None
+        takes = bool(inspect.signature(self.create_optimizer).parameters)
+        self.create_optimizer(self.model) if takes else self.create_optimizer()
+        self.create_scheduler(num_training_steps, self.optimizer)
+        self.steps_scheduler = not isinstance(self.lr_scheduler, ReduceLROnPlateau)
+        self._tell_callbacks_of()  # type: ignore[attr-defined]
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Any:
+        """The optimizer of the arguments, over the parameters that decay and those that do not."""
+        model = unwrapped(model if model is not None else self.model)
+        if self.optimizer is None:
+            if self.optimizer_cls_and_kwargs is not None:
+                kind, options = self.optimizer_cls_and_kwargs
+                if not isinstance(kind, type):  # a factory builds the optimizer of the model
+                    self.optimizer = kind(model, **options)
+                    return self.optimizer
+            else:
+                kind, options = self.get_optimizer_cls_and_kwargs(self.args, model)
+            decay = self.get_decay_parameter_names(model)
+            self.optimizer = optimizers.build(kind, options, model, decay, self.args.weight_decay)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The schedule of the arguments."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = schedules.get_scheduler(
+                self.args.lr_scheduler_type,
+                optimizer if optimizer is not None else self.optimizer,
+                self.args.get_warmup_steps(num_training_steps),
+                num_training_steps,
+                dict(self.args.lr_scheduler_kwargs or {}),
+            )
+        return self.lr_scheduler
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """The parameters that weight decay applies to."""
+        return optimizers.decaying(model)
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: nn.Module | None = None) -> tuple[Any, dict[str, Any]]:
+        """The optimizer's class and its arguments."""
+        return optimizers.optimizer_class(args)
+
+    def get_learning_rates(self) -> list[float]:
+        """The rate of each group of parameters."""
+        if self.optimizer is None:
+            raise ConfigError("There is no optimizer yet; call train() or create_optimizer() first")
+        return [float(group["lr"]) for group in self.optimizer.state_dict()["param_groups"]]
+
+    def get_num_trainable_parameters(self) -> int:
+        """How many parameters train."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    def get_optimizer_group(self, param: Any = None) -> Any:
+        """The group of a parameter, or all groups."""
+        if self.optimizer is None:
+            raise ConfigError("There is no optimizer yet; call train() or create_optimizer() first")
+        if param is None:
+            return [group["params"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            if any(param is p for p in group["params"]):
+                return group
+        return None
+
+
+def _is_iterable(dataset: Any) -> bool:
+    """Whether a dataset is read from its beginning only."""
+    return isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__")

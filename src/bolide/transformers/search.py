@@ -1,0 +1,158 @@
+"""`hyperparameter_search`: the second door's trainer, again and again with other settings.
+
+Owns what a trial of the second door is: settings put into its arguments, a model made anew, an objective. tuner/study
+owns the study. Who calls: Trainer.hyperparameter_search.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from bolide.core.errors import ConfigError, NotBuiltError
+from bolide.core.messages import warn
+from bolide.transformers.folders import checkpoints_in
+from bolide.transformers.state import BestRun, TrainerCallback
+from bolide.tuner.study import Settings, Space, Trial, run_study
+
+CLOCKS = ("_runtime", "_per_second", "_model_preparation_time")
+KNOWN = ("storage", "sampler", "pruner", "study_name", "timeout", "n_jobs", "progress_bar", "seed")
+
+
+def default_space(trial: Any) -> dict[str, Any]:
+    """What is searched where nothing is said: learning rate, epochs, seed, batch size."""
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", 1e-6, 1e-4, log=True),
+        "num_train_epochs": trial.suggest_int("num_train_epochs", 1, 5),
+        "seed": trial.suggest_int("seed", 1, 40),
+        "per_device_train_batch_size": trial.suggest_categorical("per_device_train_batch_size", [4, 8, 16, 32, 64]),
+    }
+
+
+def default_objective(metrics: Mapping[str, float]) -> float:
+    """The sum of the metrics of an evaluation; its loss where there is no other."""
+    found = {name: value for name, value in metrics.items() if name != "epoch" and not name.endswith(CLOCKS)}
+    loss = found.pop("eval_loss", None)
+    return float(loss) if not found and loss is not None else float(sum(found.values()))
+
+
+class Reports(TrainerCallback):
+    """Tells a trial the objective of each evaluation; a trial that is worse than others ends there."""
+
+    def __init__(self, trial: Trial, objective: Callable[[Any], Any], several: bool) -> None:
+        self.trial, self.objective, self.several = trial, objective, several
+        self.metrics: dict[str, float] | None = None
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
+        """Reports."""
+        self.metrics = dict(metrics)
+        if not self.several:
+            self.trial.report(float(self.objective(self.metrics)), state.global_step)
+
+
+def hyperparameter_search(
+    trainer: Any,
+    hp_space: Space | None,
+    compute_objective: Callable[[dict[str, float]], Any] | None,
+    n_trials: int,
+    direction: str | Sequence[str],
+    backend: str | None,
+    hp_name: Callable[[Any], str] | None,
+    **options: Any,
+) -> BestRun | list[BestRun]:
+    """Runs a search; arguments are those of Trainer.hyperparameter_search.
+
+    Afterwards the trainer's arguments are what they were before.
+
+    Raises:
+        ConfigError: lists everything that is wrong.
+        MissingPackageError: optuna is not installed.
+    """
+    directions = [direction] if isinstance(direction, str) else list(direction)
+    wrong = [f"hyperparameter_search has no argument {name!r}; there are {', '.join(KNOWN)}" for name in options
+             if name not in KNOWN]  # fmt: skip
+    if trainer.model_init is None:
+        wrong.append("hyperparameter_search makes a new model for each trial: write Trainer(model_init=...)")
+    if trainer.eval_dataset is None:
+        wrong.append("hyperparameter_search compares evaluations: write Trainer(eval_dataset=...)")
+    backend = getattr(backend, "value", backend) or "optuna"
+    if backend not in ("optuna", "ray"):
+        wrong.append(f"backend={backend!r} must be 'optuna' or 'ray'")
+    if wrong:
+        raise ConfigError(wrong)
+    if backend == "ray":
+        raise NotBuiltError(
+            "backend='ray' is not built in this version of Bolide; write backend='optuna' with storage='study.db' and "
+            "n_jobs=..., which spreads trials over processes"
+        )
+    objective = compute_objective or default_objective
+    settings = Settings(
+        n_trials=n_trials, directions=directions, storage=options.get("storage"),
+        name=options.get("study_name") or "bolide", sampler=options.get("sampler") or "tpe",
+        pruner=options.get("pruner", "median"), seed=options.get("seed", trainer.args.seed),
+        timeout_s=options.get("timeout"), n_jobs=options.get("n_jobs", 1),
+        progress_bar=options.get("progress_bar", not trainer.args.disable_tqdm),
+    )  # fmt: skip
+
+    def train(trial: Trial) -> Any:
+        with as_trial(trainer, trial, hp_name):
+            reports = Reports(trial, objective, len(directions) > 1)
+            trainer.add_callback(reports)
+            try:
+                trainer.train(trial=trial)
+                if reports.metrics is None or trainer.args.eval_strategy == "no":
+                    reports.metrics = trainer.evaluate()
+                return objective(dict(reports.metrics))
+            finally:
+                trainer.remove_callback(reports)
+                folder = trainer.state.best_model_checkpoint or next(
+                    iter(reversed(checkpoints_in(trainer._run_dir()))), None
+                )
+                trial.results |= {
+                    "metrics": reports.metrics, "history": trainer.state.log_history,
+                    "checkpoint": os.fspath(folder) if folder else None,
+                }  # fmt: skip
+
+    study = run_study(train, hp_space or default_space, settings)
+
+    def run_of(found: Any) -> BestRun:
+        kept = found.user_attrs
+        value = found.values[0] if len(directions) == 1 else list(found.values)
+        return BestRun(
+            str(kept["index"]), value, dict(kept["settings"]), study, kept["metrics"], kept["history"],
+            kept["checkpoint"],
+        )  # fmt: skip
+
+    if len(directions) > 1:
+        return [run_of(found) for found in study.pareto()]
+    return run_of(study.best())
+
+
+@contextmanager
+def as_trial(trainer: Any, trial: Trial, hp_name: Callable[[Any], str] | None) -> Iterator[None]:
+    """The trainer with a trial's settings and fresh callbacks; afterwards it is as it was, its model let go of."""
+    args, callbacks = trainer.args, list(trainer.callback_handler.callbacks)
+    plain = (bool, int, float, str, type(None))
+    kept = [{k: v for k, v in vars(callback).items() if isinstance(v, plain)} for callback in callbacks]
+    own = copy.copy(args)
+    for name, value in trial.settings.items():
+        if not hasattr(own, name):
+            warn(f"The space chose {name}={value!r}, which is no training argument; model_init(trial) may read it.")
+            continue
+        old = getattr(own, name)
+        setattr(own, name, type(old)(value) if isinstance(old, (bool, int, float)) and old is not None else value)
+    own.__post_init__()
+    trainer.args = own
+    trainer.hp_name = hp_name
+    try:
+        yield
+    finally:
+        trainer.args = args
+        for callback, state in zip(callbacks, kept, strict=True):
+            vars(callback).update(state)
+        trainer.optimizer = trainer.lr_scheduler = None
+        trainer._engine = trainer._adapter = trainer._engine_loader = None
+        trainer._trial = None

@@ -1,0 +1,621 @@
+"""`Trainer`: the second door. Its constructor, `train`, and the override points of a step.
+
+Owns what a script of transformers touches; the training itself is the engine's, through adapter.py. Loaders and
+optimizers are in making.py, evaluation in evaluating.py, saving and logging in keeping.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bolide.core.errors import ConfigError, UserCodeError
+from bolide.core.messages import info, warn
+from bolide.data.loaders import length_of, set_epoch
+from bolide.seed import generators, seed_everything, set_generators
+from bolide.trainer.trainer import Trainer as Engine
+from bolide.transformers import callbacks as flow
+from bolide.transformers import loss as losses
+from bolide.transformers import reporting, setup, state
+from bolide.transformers.accelerator import Accelerator
+from bolide.transformers.adapter import Adapter, Bridge
+from bolide.transformers.arguments import TrainingArguments
+from bolide.transformers.data import windows
+from bolide.transformers.evaluating import Evaluating
+from bolide.transformers.folders import FolderFormat, get_last_checkpoint, rotate
+from bolide.transformers.keeping import Keeping, counts_parameters
+from bolide.transformers.losses import LossRecord
+from bolide.transformers.making import Making
+
+Dataset = Any
+NOTHING = nullcontext()
+
+
+class Trainer(Making, Evaluating, Keeping):
+    """Trains and evaluates a model on datasets, as TrainingArguments say.
+
+    Args:
+        model: a PreTrainedModel, a PEFT model, or any nn.Module whose forward takes a batch's entries by name and
+            returns the loss first or under "loss".
+        args: the settings; a default run into "tmp_trainer" where not given.
+        data_collator: makes a batch of a list of samples.
+        train_dataset: what is trained on: map-style or iterable.
+        eval_dataset: what is evaluated on: one, or several by name.
+        processing_class: the tokenizer or processor, saved with the model.
+        model_init: makes the model, given nothing or the trial of a search; in the place of model.
+        compute_loss_func: (outputs, labels, num_items_in_batch=) -> loss.
+        compute_metrics: (EvalPrediction) -> metrics by name.
+        callbacks: more callbacks, or classes of them.
+        optimizers: an optimizer and a scheduler of one's own; either may be None.
+        optimizer_cls_and_kwargs: an optimizer's class and its arguments.
+        preprocess_logits_for_metrics: (logits, labels) -> what is kept of the logits.
+        old: spellings of earlier releases: tokenizer.
+
+    Raises:
+        ConfigError: lists everything that is wrong or contradicts itself.
+
+    Example::
+
+        trainer = Trainer(model, TrainingArguments("out"), train_dataset=data)
+        trainer.train()
+    """
+
+    loss_is_scaled_for_ga: bool | None = None
+    """Set by a subclass whose loss is divided by num_items_in_batch already (True), or never is (False)."""
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        processing_class: Any = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable[..., Any] | None = None,
+        compute_metrics: Callable[..., dict[str, Any]] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[Any, dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
+        **old: Any,
+    ) -> None:
+        args = args if args is not None else TrainingArguments("tmp_trainer")
+        processing_class, wrong = setup.with_old_names(processing_class, old)
+        given = {
+            "model": model, "model_init": model_init, "eval_dataset": eval_dataset, "train_dataset": train_dataset,
+            "optimizers": optimizers, "optimizer_cls_and_kwargs": optimizer_cls_and_kwargs,
+            "compute_metrics": compute_metrics, "callbacks": callbacks or (),
+        }  # fmt: skip
+        wrong += [text for rule in setup.RULES for text in rule(args, given)]
+        if wrong:
+            raise ConfigError(wrong)
+        self.args = args
+        set_seeds(args)
+        self.model_init = model_init
+        self.hp_name: Any = None
+        self._trial: Any = None
+        self.is_in_train = False
+        self.model: Any = model if model is not None else self.call_model_init()
+        setup.refuse_without_activation_checkpointing(args, self.model)
+        self.model_wrapped: Any = self.model
+        self.data_collator = data_collator or setup.collator_for(processing_class)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.processing_class = processing_class
+        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        self.label_smoother = losses.LabelSmoother(args.label_smoothing_factor) if args.label_smoothing_factor else None
+        self.hub_model_id: str | None = None
+        self.current_flos = 0.0
+        self.losses = LossRecord(args.logging_nan_inf_filter)
+        self.is_last_of_step = True
+        self.loss_weight: Any = None
+        self.loss_weights: Any = None
+        self._look_at_model()
+        self._adapter: Adapter | None = None
+        self._engine: Engine | None = None
+        self._engine_loader: Any = None
+        self._updates_per_epoch = 0
+        self._steps_before = 0
+        self.accelerator = Accelerator(self)
+        default = [*flow.DEFAULT_CALLBACKS, *reporting.callbacks_for(list(args.report_to or ()))]
+        bar = flow.PrinterCallback if args.disable_tqdm else flow.DEFAULT_PROGRESS_CALLBACK
+        self.callback_handler = flow.CallbackHandler([*default, *(callbacks or ()), bar])
+        self._tell_callbacks_of(train_dataloader=None, eval_dataloader=None)
+        self.state = self._new_state()
+        self.control = state.TrainerControl()
+        self.tell("on_init_end")
+
+    # ------------------------------------------------------------------ what a run works with
+
+    def _look_at_model(self) -> None:
+        """What must be known of the model and of overridden methods, found out once."""
+        base = losses.base_of(self.model)
+        known = vars(self)
+        if known.get("model_accepts_loss_kwargs") is known.get("_accepts_found"):  # else a script has set it
+            self.model_accepts_loss_kwargs = self._accepts_found = losses.accepts_count(self.model)
+        self.label_names = setup.label_names(self.args, base)
+        self.can_return_loss = setup.returns_loss_by_default(base)
+        self._shifts_labels = losses.is_causal(self.model)
+        self.step_takes_count = losses.takes(self.training_step, "num_items_in_batch")
+        self._loss_takes_count = losses.takes(self.compute_loss, "num_items_in_batch")
+        own_loss = type(self).compute_loss is not Trainer.compute_loss
+        self._own_samples = type(self).get_batch_samples is not Trainer.get_batch_samples
+        self._passes_count = self._loss_takes_count and (
+            self.model_accepts_loss_kwargs or self.compute_loss_func is not None or own_loss
+        )
+        self.uses_count: bool | None = self.loss_is_scaled_for_ga if self._passes_count else False
+        self.weighs = self._own_samples or self._passes_count or self.args.gradient_accumulation_steps > 1
+        own_context = type(self).compute_loss_context_manager is not Trainer.compute_loss_context_manager
+        own_context |= type(self).autocast_smart_context_manager is not Trainer.autocast_smart_context_manager
+        self._plain_context = not own_context and not (self.args.fp16 or self.args.bf16)
+        own_ops = type(self).floating_point_ops is not Trainer.floating_point_ops
+        self.counts_work = own_ops or counts_parameters(base)
+        self.counts_work |= self.args.include_num_input_tokens_seen != "no"
+        self._flos_per_token: float | None = None
+        self._own_prepare = type(self)._prepare_inputs is not Trainer._prepare_inputs
+        self._own_prepare |= type(self)._prepare_input is not Trainer._prepare_input
+        self._moves, self._plain_backward = True, False  # known once the engine runs
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """A new model from `model_init`."""
+        assert self.model_init is not None
+        takes_trial = len(setup.parameters_of(self.model_init)) == 1
+        model = self.model_init(trial) if takes_trial else self.model_init()
+        if model is None:
+            raise UserCodeError("model_init returned None; return the model")
+        return model
+
+    @property
+    def engine(self) -> Engine:
+        """The engine's trainer, which runs everything; made when it is first needed."""
+        if self._engine is None:
+            self._engine = self._new_engine()
+        return self._engine
+
+    @property
+    def adapter(self) -> Adapter:
+        """The model as the engine sees it."""
+        if self._adapter is None or self._adapter.model is not self.model_wrapped:
+            self._adapter = Adapter(self, self.model_wrapped)
+        return self._adapter
+
+    def _new_engine(self) -> Engine:
+        args = self.args
+        device = args.device if args.place_model_on_device else setup.device_of(self.model)
+        world = args.world_size
+        return Engine(
+            accelerator={"cpu": "cpu", "cuda": "cuda", "mps": "mps"}.get(device.type, "auto"),
+            devices=world if world > 1 else 1,
+            precision="16-mixed" if args.fp16 else "bf16-mixed" if args.bf16 else None,
+            logger=False,
+            callbacks=[Bridge(self)],
+            max_epochs=-1,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            log_every_n_steps=0,
+            inference_mode=False,
+            default_root_dir=args.output_dir,
+            plugins=[FolderFormat(self)],
+        )
+
+    def _new_state(self) -> Any:
+        return state.TrainerState(
+            is_local_process_zero=self.is_local_process_zero(), is_world_process_zero=self.is_world_process_zero()
+        )
+
+    def _tell_callbacks_of(self, **more: Any) -> None:
+        """What callbacks are given with each event."""
+        self.callback_handler.more.update(
+            model=self.model, processing_class=self.processing_class, tokenizer=self.processing_class,
+            optimizer=self.optimizer, lr_scheduler=self.lr_scheduler, **more,
+        )  # fmt: skip
+
+    def tell(self, event: str, **kwargs: Any) -> Any:
+        """Tells callbacks of an event; returns the control that holds from then on."""
+        self.control = self.callback_handler.tell(event, self.args, self.state, self.control, **kwargs)
+        return self.control
+
+    @property
+    def tokenizer(self) -> Any:
+        """The old name of `processing_class`."""
+        return self.processing_class
+
+    @tokenizer.setter
+    def tokenizer(self, value: Any) -> None:
+        self.processing_class = value
+
+    # ------------------------------------------------------------------ training
+
+    def train(
+        self,
+        resume_from_checkpoint: str | os.PathLike[str] | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+        **old: Any,
+    ) -> state.TrainOutput:
+        """Trains to the end.
+
+        Args:
+            resume_from_checkpoint: True or "auto": goes on from the newest whole checkpoint in output_dir, and starts
+                where there is none. A path: goes on from that folder. None or False: starts.
+            trial: of a search: an optuna trial, or the settings that it chose.
+            ignore_keys_for_eval: outputs of the model that evaluations leave out.
+            old: model_path, the old name of resume_from_checkpoint.
+
+        Returns:
+            The steps done, the mean loss of the steps of this call, and the figures of the run.
+
+        Raises:
+            CheckpointError: the named folder cannot be used.
+        """
+        if "model_path" in old:
+            warn("model_path is the old name of resume_from_checkpoint; write that.", FutureWarning)
+            resume_from_checkpoint = old.pop("model_path")
+        if old:
+            raise ConfigError([f"train() has no argument {name!r}" for name in old])
+        if self.train_dataset is None and type(self).get_train_dataloader is Trainer.get_train_dataloader:
+            raise ConfigError("train() needs train_dataset; write Trainer(train_dataset=...)")
+        self.is_in_train = True
+        self._trial = trial
+        self._ignore_keys_for_eval = ignore_keys_for_eval
+        try:
+            if not self.args.auto_find_batch_size:
+                return self._train_once(resume_from_checkpoint)
+            return self._train_with_smaller_batches(resume_from_checkpoint)
+        finally:
+            self.is_in_train = False
+
+    def _train_with_smaller_batches(self, resume: Any) -> state.TrainOutput:
+        """Starts again from the first weights, with 0.9 times the batch, until memory suffices."""
+        first = copy.deepcopy({name: value.detach().cpu() for name, value in self.model.state_dict().items()})
+        given, states = self.optimizer, generators()
+        while True:
+            try:
+                return self._train_once(resume)
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                text = str(error).lower()
+                size = int(self.args.per_device_train_batch_size * 0.9)
+                if not any(word in text for word in ("out of memory", "can't allocate memory")) or size < 1:
+                    raise
+                if given is not None:
+                    raise ConfigError(
+                        "auto_find_batch_size=True makes a new optimizer for each try; leave optimizers=(...) out"
+                    ) from error
+            info(f"Memory did not suffice; training starts again with per_device_train_batch_size={size}.")
+            self.args.per_device_train_batch_size = size
+            self.optimizer = self.lr_scheduler = None
+            self._engine = None
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+            self.model.load_state_dict(first)
+            set_generators(states)
+
+    def _train_once(self, resume: Any) -> state.TrainOutput:
+        args = self.args
+        if self.model_init is not None:
+            set_seeds(args)
+            self.model = self.model_wrapped = self.call_model_init(self._trial)
+            self.optimizer = self.lr_scheduler = None
+        self._engine = self._adapter = None
+        self._look_at_model()
+        setup.prepare_model(self)
+        self._started_s = started_s = time.time()
+        loader = self.get_train_dataloader()
+        accumulate = args.gradient_accumulation_steps
+        batches = length_of(loader)
+        self._count_steps(batches)
+        self.state.train_batch_size = args.train_batch_size
+        self._engine_loader = windows(loader, accumulate)
+        self._tell_callbacks_of(train_dataloader=loader)
+        folder = self._folder_to_go_on_from(resume)
+        if folder is not None:
+            self._take_state(folder)
+        self._steps_before = self.state.global_step
+        self.control.should_training_stop = False
+        self.losses = LossRecord(args.logging_nan_inf_filter)
+        self._engine = self._new_engine()
+        self.model.train()
+        remove_noise = setup.add_neftune(args, self.model)
+        try:
+            if self.state.max_steps > 0:
+                self._engine.fit(self.adapter, self._engine_loader, ckpt_path=folder)
+        finally:
+            remove_noise()
+        return self._finish(started_s, batches)
+
+    def _count_steps(self, batches: float) -> None:
+        """How many steps and epochs there are, and every how many steps something is due."""
+        args = self.args
+        run = self._new_state()
+        if math.isinf(batches):
+            if args.max_steps <= 0:
+                raise ConfigError(
+                    "The training dataset has no length, so its epochs cannot be counted; write max_steps=..."
+                )
+            self._updates_per_epoch = 0
+            run.max_steps, run.num_train_epochs = args.max_steps, sys.maxsize
+        else:
+            updates = max(1, math.ceil(batches / args.gradient_accumulation_steps))
+            self._updates_per_epoch = updates
+            if args.max_steps > 0:
+                run.max_steps, run.num_train_epochs = args.max_steps, math.ceil(args.max_steps / updates)
+            else:
+                run.max_steps = math.ceil(args.num_train_epochs * updates)
+                run.num_train_epochs = math.ceil(args.num_train_epochs)
+        self.batches_per_epoch, self.window_size = batches, args.gradient_accumulation_steps
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            every = getattr(args, name)
+            if every is not None:
+                setattr(run, name, max(1, math.ceil(run.max_steps * every)) if every < 1 else int(every))
+        run.epoch = 0
+        run.is_hyper_param_search = self._trial is not None
+        self.state = run
+
+    def logs_after(self, step: int, last_of_epoch: bool) -> bool:
+        """Whether the arguments have the step logged that is about to be done."""
+        args = self.args
+        if args.logging_strategy == "steps":
+            return bool(step % self.state.logging_steps == 0 or (step == 1 and args.logging_first_step))
+        return bool(args.logging_strategy == "epoch" and last_of_epoch)
+
+    def _folder_to_go_on_from(self, resume: Any) -> str | None:
+        if resume is None or resume is False:
+            return None
+        if resume is True or resume in ("auto", "True", "true"):
+            folder = get_last_checkpoint(self._run_dir())
+            if folder is None:
+                info(f"There is no checkpoint in {self._run_dir()!r} to go on from: training starts.")
+            return folder
+        return os.path.expanduser(os.fspath(resume))
+
+    def _take_state(self, folder: str) -> None:
+        """Takes over the record of a checkpoint; what the arguments say now holds, and what changed is told."""
+        path = os.path.join(folder, "trainer_state.json")
+        if not os.path.isfile(path):
+            return  # what is wrong with the folder is told when it is read
+        saved, run = state.read_state(path), self.state
+        now = {name: getattr(run, name) for name in ("logging_steps", "eval_steps", "save_steps", "max_steps")}
+        changed = [
+            f"{name} {saved[name]} -> {value}" for name, value in now.items()
+            if saved.get(name) is not None and saved[name] != value and self._matters(name)
+        ]  # fmt: skip
+        for name in vars(run):
+            keep = (*now, "num_train_epochs", "train_batch_size", "is_local_process_zero", "is_world_process_zero")
+            if name in saved and name not in (*keep, "stateful_callbacks"):
+                setattr(run, name, saved[name])
+        best = run.best_model_checkpoint
+        if best is not None and not os.path.isdir(best):
+            warn(f"The best checkpoint so far, {best!r}, is not there any more; the next best one takes its place.")
+            run.best_model_checkpoint = None
+        state.imported(self.callback_handler.callbacks, saved.get("stateful_callbacks"))
+        if changed:
+            info(f"Settings that changed since {folder} and hold from here on: {', '.join(changed)}.")
+
+    def _matters(self, name: str) -> bool:
+        strategies = {"logging_steps": "logging_strategy", "eval_steps": "eval_strategy", "save_steps": "save_strategy"}
+        return name not in strategies or getattr(self.args, strategies[name]) == "steps"
+
+    def begin(self, resumed: dict[str, Any] | None) -> None:
+        """The engine is about to train, all of a checkpoint taken: tells callbacks, and evaluates where asked."""
+        engine = self.engine
+        self._moves = self._own_prepare or engine.strategy.root_device.type != "cpu"
+        plan = self.adapter._running("training").plan
+        heard = plan.hooks.on_before_backward or plan.hooks.on_after_backward
+        self._plain_backward = not heard and plan.backward is None and type(self.accelerator) is Accelerator
+        progress = engine.progress
+        set_epoch(self._engine_loader, progress.epoch)
+        if resumed is not None:
+            self.losses.load_state_dict(resumed["losses"])
+            self.losses.total, self.losses.total_steps = 0.0, 0
+            self.control.should_epoch_stop = resumed["stop_epoch"]
+            if resumed["stop_epoch"]:
+                self.adapter.end_epoch()
+            self.control.should_training_stop = resumed["stop"] and resumed["max_steps"] == self.state.max_steps
+        if progress.step:
+            setup.use_learning_rate(self)
+        self._tell_callbacks_of()
+        self.tell("on_train_begin")
+        if self.args.eval_on_start and progress.step == 0:
+            self._evaluate(self._ignore_keys_for_eval, skip_scheduler=True)
+
+    def _finish(self, started_s: float, batches: float) -> state.TrainOutput:
+        """What follows the last step: the run's figures, the best model, the last event."""
+        args, run = self.args, self.state
+        done = run.global_step - self._steps_before
+        mean = self.losses.mean()
+        self.losses.take()
+        if args.load_best_model_at_end and run.best_model_checkpoint is not None:
+            self._load_best_model()
+        samples = self.num_train_samples(batches) * done / max(1, run.max_steps)
+        figures = setup.speed("train", started_s, samples, done)
+        self.store_flos()
+        figures["total_flos"] = run.total_flos
+        figures["train_loss"] = mean
+        self.is_in_train = False
+        self.log(figures)
+        if args.should_save and args.save_strategy != "no":
+            best = run.best_model_checkpoint if args.load_best_model_at_end else None
+            rotate(self._run_dir(), args.save_total_limit, best, final=True)
+        self.tell("on_train_end")
+        if args.push_to_hub:
+            self.push_to_hub()
+        return state.TrainOutput(run.global_step, mean, figures)
+
+    # ------------------------------------------------------------------ one batch: the override points
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Forward and backward of one batch. An override owns its backward pass: `self.accelerator.backward(loss)`.
+
+        Args:
+            model: in train mode.
+            inputs: the batch.
+            num_items_in_batch: labels that count in the whole optimizer step, where somebody asks for it.
+
+        Returns:
+            The loss, detached, as it weighs in the step.
+        """
+        if not model.training:
+            model.train()
+        if self._moves:
+            inputs = self._prepare_inputs(inputs)
+        if self._plain_context and num_items_in_batch is None:
+            loss = self.compute_loss(model, inputs)
+        else:
+            count: dict[str, Any] = {"num_items_in_batch": num_items_in_batch} if self._loss_takes_count else {}
+            with self.compute_loss_context_manager():
+                loss = self.compute_loss(model, inputs, **count)
+        weight = self.loss_weight
+        if weight is not None:
+            if self.uses_count is None:
+                self.uses_count = isinstance(num_items_in_batch, losses.CountProbe) and num_items_in_batch.used
+            if not self.uses_count:
+                loss = loss * weight
+        if loss.dim():
+            loss = loss.mean()
+        if self._plain_backward:
+            loss.backward()
+        else:
+            self.accelerator.backward(loss)
+        return loss.detach()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The loss of one batch; with `return_outputs` also what the model returned.
+
+        Raises:
+            UserCodeError: the model returned no loss.
+        """
+        labels = None
+        if (self.label_smoother is not None or self.compute_loss_func is not None) and "labels" in inputs:
+            labels = inputs["labels"]
+            inputs = {name: value for name, value in inputs.items() if name != "labels"}
+        if num_items_in_batch is not None and self.model_accepts_loss_kwargs and labels is None:
+            inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
+        outputs = model(**inputs)
+        if labels is not None and self.compute_loss_func is not None:
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        elif labels is not None:
+            assert self.label_smoother is not None
+            loss = self.label_smoother(outputs, labels, shift_labels=self._shifts_labels)
+        elif isinstance(outputs, dict):
+            if "loss" not in outputs:
+                raise UserCodeError(
+                    f"The model returned {', '.join(map(str, outputs))} and no 'loss' for the inputs "
+                    f"{', '.join(map(str, inputs))}. Give labels in the batch, return a loss from forward, or write "
+                    "Trainer(compute_loss_func=...)"
+                )
+            loss = outputs["loss"]
+        else:
+            loss = outputs if isinstance(outputs, Tensor) else outputs[0]
+        return (loss, outputs) if return_outputs else loss
+
+    def weigh(self, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+        """The batches of a step, and the labels in all of them where somebody asks; sets what each loss weighs."""
+        if self._own_samples:
+            window, count = self.get_batch_samples(iter(window), len(window), self.args.device)
+        elif len(window) == 1 and not self._passes_count:
+            self.loss_weights = None
+            return window, None
+        else:
+            count = None
+        weights, counted = losses.shares(window, self._shifts_labels)
+        self.loss_weights = weights if len(window) > 1 and not self.uses_count else None
+        if not self._passes_count:
+            return window, count
+        count = counted if count is None else count
+        if self.loss_weights is not None and self.uses_count is None:
+            if isinstance(count, Tensor) and not args_compile(self.args):
+                count = losses.CountProbe.of(count)
+            elif args_compile(self.args):  # a compiled model is believed
+                self.uses_count, self.loss_weights = True, None
+        return window, count
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """The batches of the next step, and how many labels count in them."""
+        found = []
+        for _ in range(num_batches):
+            try:
+                found.append(next(epoch_iterator))
+            except StopIteration:
+                break
+        return found, losses.shares(found, self._shifts_labels)[1] if found else None
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """A batch on the model's device."""
+        return self._prepare_input(inputs)
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Any part of a batch on the model's device."""
+        return self.engine.strategy.batch_to_device(data)
+
+    def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
+        """What a loss is computed in: the run's precision."""
+        return self.autocast_smart_context_manager()
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
+        """The context of the run's precision."""
+        return self.accelerator.autocast()
+
+    # ------------------------------------------------------------------ search
+
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[[Any], dict[str, Any]] | dict[str, Any] | None = None,
+        compute_objective: Callable[[dict[str, float]], Any] | None = None,
+        n_trials: int = 20,
+        direction: str | list[str] = "minimize",
+        backend: str | None = None,
+        hp_name: Callable[[Any], str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Trains again and again with other settings, and returns the best run; see bolide.transformers.search.
+
+        Args:
+            hp_space: (trial) -> settings by name; or a dictionary of lists, for a grid or a random choice of them.
+            compute_objective: (metrics) -> the value to compare, or several.
+            n_trials: how many.
+            direction: "minimize" or "maximize", or a list of them, one for each objective.
+            backend: "optuna" or "ray".
+            hp_name: (trial) -> the name of its folder.
+            kwargs: storage, sampler, pruner, study_name, timeout, n_jobs, progress_bar.
+
+        Returns:
+            A BestRun, or the list of those on the Pareto front for several directions.
+        """
+        import bolide.transformers as door
+
+        return door.search.hyperparameter_search(
+            self, hp_space, compute_objective, n_trials, direction, backend, hp_name, **kwargs
+        )
+
+
+def args_compile(args: TrainingArguments) -> bool:
+    """Whether the model is compiled."""
+    return bool(args.torch_compile)
+
+
+def set_seeds(args: TrainingArguments) -> None:
+    """Seeds python, numpy and torch; turns on deterministic algorithms where that was asked."""
+    seed_everything(args.seed, verbose=False)
+    if args.full_determinism:
+        torch.use_deterministic_algorithms(True)

@@ -1,0 +1,398 @@
+"""What the second door offers beyond the scripts that run under both: each thing once, with what it must give."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bolide.transformers as door
+from bolide.core.errors import CheckpointNotFoundError, ConfigError, MissingPackageError, UserCodeError
+from tests.transformers.models import Net, Rows, accuracy, bert, gpt2, labelled_texts, points, texts
+from tests.transformers.scripts import arguments
+
+theirs = pytest.importorskip("transformers")
+
+
+def trainer(out: Any, model: Any = None, callbacks: Any = (), data: Any = None, **more: Any) -> Any:
+    fields = {"compute_metrics", "preprocess_logits_for_metrics", "processing_class", "data_collator", "optimizers",
+              "optimizer_cls_and_kwargs"}  # fmt: skip
+    given = {name: more.pop(name) for name in list(more) if name in fields}
+    rows = data if data is not None else points()
+    return door.Trainer(
+        model if model is not None else Net(), arguments(door, str(out), **more), train_dataset=rows,
+        eval_dataset=rows, callbacks=list(callbacks), **given,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- evaluation
+
+
+def test_predictions_labels_and_names(tmp_path):
+    found = trainer(tmp_path, compute_metrics=accuracy).predict(points(10, 1))
+    assert found.predictions.shape == (10, 3)
+    assert found.label_ids.shape == (10,)
+    assert {"test_loss", "test_accuracy", "test_runtime"} <= set(found.metrics)
+    predictions, labels, metrics = found
+    assert accuracy((predictions, labels))["accuracy"] == metrics["test_accuracy"]
+
+
+def test_metrics_batch_by_batch_equal_those_of_all(tmp_path):
+    seen = []
+
+    class Counts:
+        right = total = 0
+
+        def __call__(self, prediction, compute_result):
+            predictions, labels = prediction
+            assert isinstance(predictions, torch.Tensor)
+            self.right += int((predictions.argmax(-1) == labels).sum())
+            self.total += len(labels)
+            seen.append(compute_result)
+            return {"accuracy": self.right / self.total} if compute_result else {}
+
+    whole = trainer(tmp_path / "a", compute_metrics=accuracy).evaluate()
+    by_batch = trainer(tmp_path / "b", compute_metrics=Counts(), batch_eval_metrics=True).evaluate()
+    assert by_batch["eval_accuracy"] == pytest.approx(whole["eval_accuracy"])
+    assert seen == [False] * 5 + [True]
+
+
+def test_inputs_and_losses_for_metrics(tmp_path):
+    def metrics(prediction):
+        predictions, labels, inputs, losses = prediction
+        assert len(inputs) == len(losses) == len(labels)
+        return {"mean_loss": losses.mean(), "first": inputs[:, 0].mean()}
+
+    class WithInput(Net):
+        main_input_name = "x"
+
+    one = trainer(tmp_path, WithInput(), compute_metrics=metrics, include_for_metrics=["inputs", "loss"])
+    found = one.evaluate()
+    assert found["eval_mean_loss"] == pytest.approx(found["eval_loss"], abs=1e-6)
+    assert isinstance(found["eval_first"], float)
+
+
+def test_what_is_kept_of_logits(tmp_path):
+    one = trainer(tmp_path, preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1))
+    assert one.predict(points(7)).predictions.shape == (7,)
+    one = trainer(tmp_path, eval_do_concat_batches=False)
+    assert [len(part) for part in one.predict(points(7)).predictions] == [4, 3]
+
+
+def test_ragged_predictions_are_filled_up(tmp_path):
+    class Ragged(Rows):
+        def __getitem__(self, i):
+            n = 3 + i // 4
+            return {name: column[i][:n] for name, column in self.columns.items()}
+
+    found = trainer(tmp_path, gpt2()).predict(Ragged(**texts(8).columns))
+    assert found.predictions.shape == (8, 4, 32)
+    assert (found.predictions[:4, 3] == -100).all()
+    assert (found.label_ids[:4, 3] == -100).all()
+    assert (found.predictions[4:] != -100).all()
+
+
+def test_evaluating_leaves_training_as_it_was(tmp_path):
+    """With dropout: evaluations in between change no bit of what training draws from the same generator's state."""
+    one = trainer(tmp_path / "a", eval_strategy="steps", eval_steps=2)
+    one.train()
+    assert one.model.training
+    one.evaluate()
+    assert not one.model.training
+
+
+def test_a_tuple_and_a_loss_alone(tmp_path):
+    class Tuples(Net):
+        def forward(self, x, labels=None):
+            out = super().forward(x, labels)
+            return (out["loss"], out["logits"]) if labels is not None else (out["logits"],)
+
+    a = trainer(tmp_path / "a", Tuples())
+    a.train()
+    b = trainer(tmp_path / "b")
+    b.train()
+    assert torch.equal(a.model.head.weight, b.model.head.weight)
+    assert a.predict(points(5)).predictions.shape == (5, 3)
+
+
+def test_no_loss_is_told(tmp_path):
+    class NoLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(4, 3)
+
+        def forward(self, x, labels=None):
+            return {"logits": self.net(x)}
+
+    with pytest.raises(UserCodeError, match="no 'loss' for the inputs x, labels"):
+        trainer(tmp_path, NoLoss()).train()
+
+
+# ---------------------------------------------------------------------- training
+
+
+def test_a_smaller_batch_where_memory_does_not_suffice(tmp_path):
+    class Hungry(Net):
+        def forward(self, x, labels=None):
+            if len(x) > 6:
+                raise torch.OutOfMemoryError("out of memory")
+            return super().forward(x, labels)
+
+    one = trainer(tmp_path / "a", Hungry(), auto_find_batch_size=True, per_device_train_batch_size=8)
+    one.train()
+    assert one.args.per_device_train_batch_size == 6
+    plain = trainer(tmp_path / "b", per_device_train_batch_size=6)
+    plain.train()
+    assert torch.equal(one.model.head.weight, plain.model.head.weight)
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer(tmp_path / "c", Hungry(), per_device_train_batch_size=8).train()
+
+
+def test_noise_on_embeddings_is_there_in_training_alone(tmp_path):
+    a, b = (
+        trainer(tmp_path / "a", gpt2(), neftune_noise_alpha=5.0, data=texts()),
+        trainer(tmp_path / "b", gpt2(), data=texts()),
+    )
+    before = a.evaluate()["eval_loss"]
+    assert before == b.evaluate()["eval_loss"]
+    a.train()
+    b.train()
+    assert not torch.equal(a.model.lm_head.weight, b.model.lm_head.weight)
+    assert not a.model.get_input_embeddings()._forward_hooks
+    with pytest.raises(UserCodeError, match="get_input_embeddings"):
+        trainer(tmp_path / "c", neftune_noise_alpha=5.0).train()
+
+
+def test_recomputed_activations_and_compilation_give_the_same_weights(tmp_path):
+    plain = trainer(tmp_path / "a", bert(), data=labelled_texts())
+    plain.train()
+    options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    again = trainer(tmp_path / "b", bert(), data=labelled_texts(), **options)
+    again.train()
+    compiled = trainer(tmp_path / "c", bert(), data=labelled_texts(), torch_compile_backend="eager",
+                       save_strategy="epoch")  # fmt: skip
+    compiled.train()
+    for name, value in plain.model.state_dict().items():
+        assert torch.allclose(value, again.model.state_dict()[name], atol=1e-6)
+        assert torch.allclose(value, compiled.model.state_dict()[name], atol=1e-6)
+    theirs.BertForSequenceClassification.from_pretrained(tmp_path / "c" / "checkpoint-8")
+
+
+def test_columns_that_the_model_does_not_take(tmp_path):
+    rows = Rows(**points().columns, note=["text"] * 24)
+    with pytest.warns(UserWarning, match="The columns note are left out"):
+        trainer(tmp_path / "a", data=rows).train()
+
+    class Table(Rows):
+        column_names = ["x", "labels", "remark"]  # noqa: RUF012
+
+        def remove_columns(self, names):
+            return Rows(**{name: column for name, column in self.columns.items() if name not in names})
+
+    with pytest.warns(UserWarning, match="The columns remark are left out"):
+        trainer(tmp_path / "b", data=Table(**points().columns, remark=["text"] * 24)).train()
+
+
+def test_a_factory_and_a_class_of_optimizers(tmp_path):
+    one = trainer(tmp_path / "a", optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.1}))
+    one.train()
+    assert type(one.optimizer) is torch.optim.SGD
+
+    def factory(model, lr):
+        return torch.optim.Adam(model.head.parameters(), lr=lr)
+
+    two = trainer(tmp_path / "b", optimizer_cls_and_kwargs=(factory, {"lr": 0.1}))
+    two.train()
+    assert len(two.optimizer.param_groups[0]["params"]) == 2
+
+
+def test_groups_of_parameters(tmp_path):
+    one = trainer(tmp_path, weight_decay=0.1)
+    one.create_optimizer_and_scheduler(10)
+    assert one.get_learning_rates() == [0.01, 0.01]
+    assert one.get_optimizer_group(one.model.head.weight)["weight_decay"] == 0.1
+    assert one.get_optimizer_group(one.model.head.bias)["weight_decay"] == 0.0
+    assert one.get_num_trainable_parameters() == sum(p.numel() for p in one.model.parameters())
+
+
+def test_without_weight_decay_files_are_the_same(tmp_path):
+    """One group is saved as the two of the original, with the rates of two."""
+    one = trainer(tmp_path, save_strategy="epoch", num_train_epochs=1)
+    one.train()
+    assert len(one.optimizer.param_groups) == 1
+    saved = torch.load(tmp_path / "checkpoint-6" / "optimizer.pt", weights_only=True)
+    assert [len(group["params"]) for group in saved["param_groups"]] == [2, 4]
+    assert len(torch.load(tmp_path / "checkpoint-6" / "scheduler.pt", weights_only=True)["base_lrs"]) == 2
+
+
+def test_the_accelerator_s_names(tmp_path):
+    accelerator = trainer(tmp_path).accelerator
+    assert accelerator.device == torch.device("cpu")
+    assert (accelerator.num_processes, accelerator.is_main_process) == (1, True)
+    value = torch.arange(3)
+    assert accelerator.gather(value) is value
+    assert accelerator.gather_for_metrics(value) is value
+    model = Net()
+    assert accelerator.unwrap_model(torch.compile(model, backend="eager")) is model
+    accelerator.wait_for_everyone()
+    with accelerator.autocast():
+        loss = model(**points(2).columns)["loss"]
+    accelerator.backward(loss)
+    assert model.head.weight.grad is not None
+    assert accelerator.prepare(model) is model
+
+
+# ---------------------------------------------------------------------- saving
+
+
+def test_the_best_is_saved_by_itself(tmp_path):
+    one = trainer(
+        tmp_path, save_strategy="best", eval_strategy="epoch", metric_for_best_model="accuracy",
+        compute_metrics=accuracy, num_train_epochs=4, learning_rate=0.3,
+    )  # fmt: skip
+    one.train()
+    values = [line["eval_accuracy"] for line in one.state.log_history if "eval_accuracy" in line]
+    better = [6 * (i + 1) for i, value in enumerate(values) if value > max([-1.0, *values[:i]])]
+    assert sorted(int(name[11:]) for name in os.listdir(tmp_path) if name.startswith("check")) == better
+
+
+def test_weights_alone_cannot_be_gone_on_from(tmp_path):
+    trainer(tmp_path, save_strategy="epoch", save_only_model=True).train()
+    assert "optimizer.pt" not in os.listdir(tmp_path / "checkpoint-6")
+    with pytest.raises(CheckpointNotFoundError, match="save_only_model"):
+        trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    with pytest.raises(CheckpointNotFoundError, match="no such"):
+        trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "nowhere"))
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(tmp_path):
+    trainer(tmp_path, save_strategy="epoch").train()
+
+    class Wider(Net):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(8, 5)
+
+    one = trainer(tmp_path, Wider())
+    before = one.model.head.weight.clone()
+    with pytest.raises(Exception, match=r"head.bias is \(3,\) in the file and \(5,\)"):
+        one.train(resume_from_checkpoint=str(tmp_path / "checkpoint-12"))
+    assert torch.equal(before, one.model.head.weight)
+
+
+def test_only_so_many_checkpoints_are_kept(tmp_path):
+    trainer(tmp_path, save_strategy="steps", save_steps=2, save_total_limit=2).train()
+    assert [os.path.basename(path) for path in door.sort_checkpoints(str(tmp_path))] == [
+        "checkpoint-10", "checkpoint-12"
+    ]  # fmt: skip
+    assert door.get_last_checkpoint(str(tmp_path)).endswith("checkpoint-12")
+
+
+def test_the_tokenizer_is_saved_with_the_model(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nword")
+    tokenizer = theirs.BertTokenizer(str(tmp_path / "vocab.txt"))
+    one = trainer(tmp_path / "out", bert(), data=labelled_texts(), processing_class=tokenizer, save_strategy="epoch")
+    one.train()
+    assert "tokenizer_config.json" in os.listdir(tmp_path / "out" / "checkpoint-4")
+    assert one.tokenizer is tokenizer
+
+
+# ---------------------------------------------------------------------- callbacks and trackers
+
+
+def test_callbacks_of_transformers_work(tmp_path):
+    one = trainer(tmp_path, callbacks=[theirs.PrinterCallback()], num_train_epochs=1)
+    assert isinstance(one.pop_callback(theirs.PrinterCallback), theirs.PrinterCallback)
+    one.remove_callback(door.PrinterCallback)
+    one.add_callback(theirs.trainer_callback.ProgressCallback)
+    one.train()
+    names = [type(callback).__name__ for callback in one.callback_handler.callbacks]
+    assert names == ["DefaultFlowCallback", "ProgressCallback"]
+
+
+def test_the_bar_and_the_trackers(tmp_path, capsys):
+    one = trainer(tmp_path, report_to=["csv", "tensorboard"], disable_tqdm=False, eval_strategy="epoch",
+                  logging_dir=str(tmp_path / "logs"))  # fmt: skip
+    one.train()
+    assert "12/12" in capsys.readouterr().err
+    lines = (tmp_path / "csv" / "metrics.csv").read_text().splitlines()
+    assert {"train/loss", "eval/loss", "train/learning_rate"} <= set(lines[0].split(","))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(tmp_path / "logs"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("train/loss")] == [2, 4, 6, 8, 10, 12]
+    assert len(board.Scalars("eval/loss")) == 2
+
+
+def test_trackers_that_are_not_there(tmp_path):
+    with pytest.raises((MissingPackageError, RuntimeError, ImportError), match="wandb"):
+        trainer(tmp_path, report_to="wandb")
+    with pytest.raises(ConfigError, match="no tracker"):
+        trainer(tmp_path, report_to="paper")
+
+
+def test_removing_the_flow_still_ends(tmp_path):
+    one = trainer(tmp_path)
+    one.remove_callback(theirs.DefaultFlowCallback)
+    one.train()
+    assert one.state.global_step == 12
+
+
+# ---------------------------------------------------------------------- the hub
+
+
+def test_pushing_is_a_call_of_the_hub(tmp_path, monkeypatch):
+    calls = []
+
+    class Api:
+        def __init__(self, token=None):
+            self.token = token
+
+        def create_repo(self, name, **kwargs):
+            calls.append(("create", name, kwargs, self.token))
+            return SimpleNamespace(repo_id=f"me/{name}")
+
+        def upload_folder(self, **kwargs):
+            calls.append(("upload", kwargs["repo_id"], sorted(os.listdir(kwargs["folder_path"])), kwargs))
+            return "done"
+
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    one = trainer(tmp_path / "net", hub_token="secret", save_strategy="no")
+    one.train()
+    assert one.push_to_hub("a message", tags=["tag"]) == "done"
+    (_, name, _, token), (_, repo, files, given) = calls
+    assert (name, token, repo, given["commit_message"]) == ("net", "secret", "me/net", "a message")
+    assert {"README.md", "model.safetensors"} <= set(files)
+    assert "- tag" in (tmp_path / "net" / "README.md").read_text()
+    calls.clear()
+    one = trainer(tmp_path / "net", push_to_hub=True, hub_strategy="checkpoint", save_strategy="epoch")
+    one.train()
+    pushed = [call[3].get("path_in_repo") for call in calls if call[0] == "upload"]
+    assert pushed == [None, "last-checkpoint", None, "last-checkpoint", None]
+
+
+def test_without_the_hub_s_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises((MissingPackageError, ValueError), match="huggingface_hub"):
+        trainer(tmp_path).push_to_hub()
+
+
+def test_numpy_labels_and_numbers(tmp_path):
+    rows = [{"x": np.ones(4, np.float32) * i, "label": i % 3, "name": "x"} for i in range(8)]
+    batch = door.default_data_collator(rows[:2])
+    assert batch["labels"].dtype == torch.long
+    assert batch["x"].shape == (2, 4)
+    assert "name" not in batch
+    assert door.default_data_collator([{"label": 0.5}])["labels"].dtype == torch.float
+    assert door.default_data_collator([{"label_ids": [1, 2]}])["labels"].tolist() == [[1, 2]]
+    with pytest.raises(UserCodeError, match="A sample is a tuple"):
+        door.default_data_collator([(1, 2)])

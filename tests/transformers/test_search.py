@@ -1,0 +1,106 @@
+"""hyperparameter_search: the best run with its checkpoint, pruning, several directions, going on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import pytest
+import torch
+
+import bolide.transformers as door
+from bolide.core.errors import ConfigError, NotBuiltError
+from bolide.transformers import weights
+from tests.transformers.models import Net, accuracy, points
+from tests.transformers.scripts import arguments
+
+pytest.importorskip("optuna")
+
+
+def trainer(out: Any, **more: Any) -> Any:
+    callbacks = more.pop("callbacks", None)
+    settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True,
+                "logging_strategy": "epoch", **more}  # fmt: skip
+    return door.Trainer(
+        model_init=lambda: Net(0.0), args=arguments(door, str(out), **settings), train_dataset=points(),
+        eval_dataset=points(12, 1), compute_metrics=accuracy, callbacks=callbacks,
+    )  # fmt: skip
+
+
+def space(trial: Any) -> dict[str, Any]:
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", 1e-4, 0.3, log=True),
+        "per_device_train_batch_size": trial.suggest_categorical("per_device_train_batch_size", [4, 8]),
+    }
+
+
+def loss(metrics: dict[str, float]) -> float:
+    return metrics["eval_loss"]
+
+
+def test_the_best_run_and_its_checkpoint(tmp_path):
+    one = trainer(tmp_path, callbacks=[door.EarlyStoppingCallback(3)])
+    best = one.hyperparameter_search(space, loss, n_trials=5, pruner="none")
+    assert set(best.hyperparameters) == {"learning_rate", "per_device_train_batch_size"}
+    assert best.objective == pytest.approx(best.metrics["eval_loss"])
+    assert os.path.dirname(best.checkpoint) == str(tmp_path / f"run-{best.run_id}")
+    assert any("eval_accuracy" in line for line in best.history)
+    assert best.objective == min(trial.value for trial in best.run_summary.finished())
+    # the trainer is as it was before
+    assert one.args.learning_rate == 1e-2
+    assert one.args.per_device_train_batch_size == 4
+    # the checkpoint is that of the best evaluation of the best run
+    found = min(line["eval_loss"] for line in best.history if "eval_loss" in line)
+    again = door.Trainer(Net(0.0), arguments(door, str(tmp_path / "again")), eval_dataset=points(12, 1))
+    weights.load(again.model, weights.read(best.checkpoint), best.checkpoint)
+    assert again.evaluate()["eval_loss"] == pytest.approx(found, abs=1e-6)
+
+
+def test_pruning_and_the_default_objective(tmp_path):
+    grid = {"learning_rate": [0.1, 0.12, 0.14, 0.16, 1e-7]}
+    best = trainer(tmp_path).hyperparameter_search(
+        grid, direction="maximize", n_trials=9, sampler="grid", progress_bar=False
+    )
+    states = [trial.state.name for trial in best.run_summary.finished()]
+    assert states == ["COMPLETE"] * 4 + ["PRUNED"]
+    assert best.objective == pytest.approx(best.metrics["eval_accuracy"])
+
+
+def test_several_directions_give_the_pareto_front(tmp_path):
+    found = trainer(tmp_path).hyperparameter_search(
+        space, lambda m: [m["eval_loss"], m["eval_accuracy"]], n_trials=4, direction=["minimize", "maximize"]
+    )
+    assert 1 <= len(found) <= 4
+    assert all(len(run.objective) == 2 and run.checkpoint for run in found)
+
+
+def test_a_study_in_a_file_goes_on(tmp_path, caplog):
+    store = f"sqlite:///{tmp_path}/study.db"
+    whole = trainer(tmp_path / "a").hyperparameter_search(space, loss, n_trials=5)
+    trainer(tmp_path / "b").hyperparameter_search(space, loss, n_trials=2, storage=store)
+    with caplog.at_level(logging.INFO, "bolide"):
+        best = trainer(tmp_path / "b").hyperparameter_search(space, loss, n_trials=5, storage=store)
+    assert "2 of its 5 trials are done" in caplog.text
+    assert (best.run_id, best.objective, best.hyperparameters) == (
+        whole.run_id, whole.objective, whole.hyperparameters
+    )  # fmt: skip
+
+
+def test_what_is_refused(tmp_path):
+    plain = door.Trainer(Net(), arguments(door, str(tmp_path)))
+    with pytest.raises(ConfigError) as told:
+        plain.hyperparameter_search(space, backend="sigopt", trials=3)
+    assert len(told.value.problems) == 4
+    with pytest.raises(NotBuiltError, match="n_jobs"):
+        trainer(tmp_path).hyperparameter_search(space, backend="ray")
+    with pytest.warns(UserWarning, match="no training argument"):
+        trainer(tmp_path).hyperparameter_search({"width": [3]}, loss, n_trials=1, sampler="grid")
+
+
+def test_names_of_trials_and_memory(tmp_path):
+    one = trainer(tmp_path)
+    best = one.hyperparameter_search(space, loss, n_trials=2, hp_name=lambda trial: f"trial-{trial.number}")
+    assert os.path.basename(os.path.dirname(best.checkpoint)).startswith("trial-")
+    assert one.optimizer is None
+    assert isinstance(one.model, torch.nn.Module)
