@@ -26,7 +26,7 @@ from bolide.core.messages import info, warn_once
 from bolide.data.samplers import Part, shares_of
 from bolide.data.samplers import over_ranks as split_loaders
 from bolide.engine.step import check_loss, window
-from bolide.launch.group import Heartbeat
+from bolide.launch.group import Heartbeat, opened
 from bolide.log import load_metric_states, metric_states
 
 if TYPE_CHECKING:
@@ -413,6 +413,7 @@ def tell_agent(run: Run, error: BaseException) -> None:
 
     The agent ends this process within that time, so that what is printed first is the error that was first.
     """
+    opened.failed = True  # this process waits for nobody any more
     if not several(run) or isinstance(error, (SystemExit, KeyboardInterrupt)):
         return
     if is_consequence(error):

@@ -32,6 +32,9 @@ STACKS_SIGNAL = signal.SIGUSR2
 BEAT_EVERY_S = 0.25
 """A rank leaves word that it is alive no more often than this."""
 
+END_WITHIN_S = 10.0
+"""The first rank waits no longer than so for the others to end."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -69,6 +72,7 @@ def open_group(world: World, environment: ClusterEnvironment | None, backend: st
                 "MASTER_PORT to a free one"
             ) from error
         raise
+    opened.store, opened.failed = store, False
     atexit.register(close_group)
 
 
@@ -89,9 +93,33 @@ def _store(world: World, environment: ClusterEnvironment | None, timeout: timede
     return store
 
 
+class Opened:
+    """The group of this process: its store, and whether a run in it has failed."""
+
+    def __init__(self) -> None:
+        self.store: Any = None
+        self.failed = False
+
+    def wait_for_the_others(self) -> None:
+        """The first rank, whose process has the store, ends last: torch's threads abort where it is gone under them."""
+        store, self.store = self.store, None
+        if store is None or self.failed or getattr(sys, "last_value", None) is not None:
+            return
+        with contextlib.suppress(RuntimeError):
+            ended = store.add("bolide/ended", 1)
+            deadline_s = time.monotonic() + END_WITHIN_S
+            while dist.get_rank() == 0 and ended < dist.get_world_size() and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+                ended = store.add("bolide/ended", 0)
+
+
+opened = Opened()
+
+
 def close_group() -> None:
     """Closes the group, at the end of the process."""
     if dist.is_available() and dist.is_initialized():
+        opened.wait_for_the_others()
         with contextlib.suppress(RuntimeError):  # the other ranks may be gone
             dist.destroy_process_group()
 
