@@ -180,6 +180,36 @@ def test_the_rest_is_the_same_under(tmp_path: Path, options: dict[str, Any], cut
     assert one.callback_metrics["loss_epoch"] == pytest.approx(one.callback_metrics["loss"])
 
 
+class Ema(pl.Callback):
+    """A moving average of the weights, as torch keeps it; saved with the callback."""
+
+    averaged: Any = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.averaged = torch.optim.swa_utils.AveragedModel(
+            pl_module.net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        )
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.averaged.update_parameters(pl_module.net)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"averaged": self.averaged.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.averaged.load_state_dict(state["averaged"])
+
+
+@pytest.mark.parametrize("cut", [6, 19, 24])
+def test_a_moving_average_of_the_weights_is_the_same(tmp_path: Path, cut: int) -> None:
+    emas = [Ema(), Ema(), Ema()]
+    fit(tmp_path / "whole", LOADERS["shuffled"], None, None, callbacks=[emas[0]])
+    fit(tmp_path / "cut", LOADERS["shuffled"], cut, None, callbacks=[emas[1]])
+    fit(tmp_path / "cut", LOADERS["shuffled"], None, "last", callbacks=[emas[2]])
+    whole, rest = emas[0].averaged.state_dict(), emas[2].averaged.state_dict()
+    assert all(torch.equal(whole[name], rest[name]) for name in whole) and int(whole["n_averaged"]) == 30
+
+
 def test_an_open_window_is_gone_on_with(tmp_path: Path) -> None:
     """A checkpoint of a time interval may fall within an accumulation window: its gradients are kept."""
 

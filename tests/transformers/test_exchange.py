@@ -23,7 +23,17 @@ def run(door: Any, out: Path, model: Any, data: Any, resume: Path | None = None,
     return trainer
 
 
+def adapted() -> Any:
+    """A GPT-2 with adapters."""
+    peft = pytest.importorskip("peft")
+    model = gpt2()
+    torch.manual_seed(6)
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.1, fan_in_fan_out=True)
+    return peft.get_peft_model(model, config)
+
+
 KINDS = {
+    "adapters": (adapted, lambda: texts(24), {}),
     "plain": (lambda: Net(), lambda: points(), {}),
     "windows": (lambda: Net(), lambda: points(), {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}),
     "pretrained": (lambda: bert(0.1), lambda: labelled_texts(), {"num_train_epochs": 4}),

@@ -248,6 +248,40 @@ def test_the_accelerator_s_names(tmp_path):
     assert accelerator.prepare(model) is model
 
 
+def test_the_epoch_s_data_may_start_over(tmp_path):
+    seen = []
+
+    class Records(Net):
+        def forward(self, x, labels=None):
+            seen.append(x[0, 0].item())
+            return super().forward(x, labels)
+
+    more = {"save_strategy": "steps", "save_steps": 2, "num_train_epochs": 1, "train_sampling_strategy": "sequential"}
+    trainer(tmp_path, Records(), **more).train()
+    whole = list(seen)
+    seen.clear()
+    one = trainer(tmp_path, Records(), ignore_data_skip=True, **more)
+    one.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert (seen, one.state.global_step) == (whole[:2], 6)
+
+
+def test_weights_cast_for_an_evaluation(tmp_path):
+    one = trainer(tmp_path, bert(), data=labelled_texts(), bf16_full_eval=True)
+    one.train()
+    assert one.model.dtype == torch.float32
+    assert one.evaluate()["eval_loss"] > 0
+    assert one.model.dtype == torch.bfloat16
+
+
+def test_how_much_is_said(tmp_path, monkeypatch):
+    import logging
+
+    for name in ("bolide", "transformers"):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.getLogger(name).level)
+    trainer(tmp_path, log_level="error")
+    assert logging.getLogger("bolide").level == logging.ERROR
+
+
 # ---------------------------------------------------------------------- saving
 
 
@@ -396,3 +430,23 @@ def test_numpy_labels_and_numbers(tmp_path):
     assert door.default_data_collator([{"label_ids": [1, 2]}])["labels"].tolist() == [[1, 2]]
     with pytest.raises(UserCodeError, match="A sample is a tuple"):
         door.default_data_collator([(1, 2)])
+
+
+def test_a_copied_trainer_has_callbacks_of_its_own(tmp_path):
+    import copy
+
+    class Hears(door.TrainerCallback):
+        steps = 0
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.steps += 1
+
+    one = trainer(tmp_path)
+    other = copy.deepcopy(one)
+    hears = Hears()
+    other.callback_handler.listeners("on_step_end")
+    other.add_callback(hears)
+    other.train()
+    other.remove_callback(hears)
+    assert (hears.steps, len(one.callback_handler.callbacks)) == (12, 2)
+    assert len(other.callback_handler.listeners("on_step_end")) == 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bolide.transformers as door
-from bolide.core.errors import ConfigError, NotBuiltError
+from bolide.core.errors import ConfigError
 from bolide.transformers import weights
 from tests.transformers.models import Net, accuracy, points
 from tests.transformers.scripts import arguments
@@ -92,7 +92,7 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(ConfigError) as told:
         plain.hyperparameter_search(space, backend="sigopt", trials=3)
     assert len(told.value.problems) == 4
-    with pytest.raises(NotBuiltError, match="n_jobs"):
+    with pytest.raises(ConfigError, match="storage="):
         trainer(tmp_path).hyperparameter_search(space, backend="ray")
     with pytest.warns(UserWarning, match="no training argument"):
         trainer(tmp_path).hyperparameter_search({"width": [3]}, loss, n_trials=1, sampler="grid")

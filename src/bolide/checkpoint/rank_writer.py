@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bolide import collectives
-from bolide.checkpoint.writer import Saving, Writer, _save_error
+from bolide.checkpoint.writer import Saving, Writer, _save_error, in_flight
 
 
 class RankWriter(Writer):
@@ -50,26 +50,28 @@ class RankWriter(Writer):
     def poll(self) -> None:
         """Tells nothing: the other processes would not hear it now."""
 
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Waits for the write in flight of this process; what follows comes at a moment that all reach."""
-        if self._pid != os.getpid():
-            self._forget()
-        if self._has_thread and self._saving is not None and not self._saving.ended.wait(timeout_s):
-            return False
-        self._has_thread = False
-        return True
-
     def drain(self, timeout_s: float | None = None) -> bool:
         """Waits for the save in flight, and tells its end on all processes."""
-        self.join()
+        self._wait()
         self._settle()
         self._tell()
         return True
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits for the save in flight and no more: the other processes may be elsewhere."""
+        return self._wait(timeout_s)
 
     def reserve(self, nbytes: int) -> None:
         """Makes memory ready where something is written."""
         if collectives.rank() == 0 and self._saving is None:
             super().reserve(nbytes)
+
+    def let_go(self, then: Callable[[], Any], finish: bool = True) -> None:
+        """As `Writer.let_go`; the end of a save that nobody was told of is not told any more."""
+        super().let_go(then, finish)
+        if not self._has_thread:
+            in_flight.discard(self)
+            self._saving = self._untold = None
 
     def _settle(self) -> None:
         saving = self._saving
@@ -85,9 +87,8 @@ class RankWriter(Writer):
         super()._settle()
 
     def _tell(self) -> None:
-        failed = self._untold
-        if failed is not None and failed.error is not None and collectives.rank() != 0 and self.on_error == "raise":
-            self._untold = None
-            # the first process raises the error itself, and is told of first
-            raise collectives.FailedOnRankZero(str(_save_error(failed, failed.error)))
+        saving = self._untold
+        if collectives.rank() != 0 and self.on_error == "raise" and saving is not None and saving.error is not None:
+            self._untold = None  # the first process raises the error itself, and is told of first
+            raise collectives.FailedOnRankZero(str(_save_error(saving, saving.error)))
         super()._tell()

@@ -210,13 +210,19 @@ class Writer:
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Waits for the save in flight as `drain` does; an error is left to a later call to tell."""
+        if not self._wait(timeout_s):
+            return False
+        self._settle()
+        return True
+
+    def _wait(self, timeout_s: float | None = None) -> bool:
+        """Waits for the thread; whether it has ended."""
         if self._pid != os.getpid():
             self._forget()
         # not Thread.join: an exception that a signal's handler raises within it makes a running thread pass for ended
         if self._has_thread and self._saving is not None and not self._saving.ended.wait(timeout_s):
             return False
         self._has_thread = False
-        self._settle()
         return True
 
     def reserve(self, nbytes: int) -> None:

@@ -332,6 +332,9 @@ def finish_saves_quietly(run: Run, watch: SignalWatch, error: BaseException) -> 
     """Waits for the save in flight: a failure of it is said, and `error` stays what the run ends with."""
     if watch.insisted:
         return
+    if watch.shared and not watch.answered:
+        run.writer.join()  # the other processes are elsewhere: they are not asked
+        return
     try:
         run.trainer.finish_saves()
     except CheckpointError as failure:

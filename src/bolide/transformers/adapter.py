@@ -188,6 +188,8 @@ class Bridge(Checkpoint):
             state.epoch = progress.epoch + min(progress.batch * owner.window_size, batches) / batches
         else:
             state.epoch = progress.epoch + progress.batch / max(1, state.max_steps)
+        if owner.args.torch_empty_cache_steps and step % owner.args.torch_empty_cache_steps == 0:
+            owner.accelerator.free_memory()
         if step < handler.quiet_until:
             return
         control = owner.tell("on_step_end")

@@ -36,6 +36,13 @@ class CallbackHandler:
         for callback in callbacks:
             self.add_callback(callback)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"callbacks": list(self.callbacks), "more": self.more}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # a copy watches a list of its own
+        self._heard, self.quiet_until, self.more = {}, 0, state["more"]
+        self.callbacks = WatchedList(state["callbacks"], self._changed)
+
     def _changed(self) -> None:
         self._heard.clear()
         self.quiet_until = 0

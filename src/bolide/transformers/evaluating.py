@@ -126,6 +126,8 @@ class Evaluating:
         trainer: Any = self
         args = self.args
         loss_only = prediction_loss_only if prediction_loss_only is not None else args.prediction_loss_only
+        if not trainer.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
+            self.model.to(torch.float16 if args.fp16_full_eval else torch.bfloat16)
         outer = self._pass
         collected = self._pass = Pass(args, loss_only, ignore_keys, "loss" in args.include_for_metrics)
         collected.loader = dataloader

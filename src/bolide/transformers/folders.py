@@ -263,6 +263,8 @@ class FolderFormat:
             checkpoint = read_checkpoint(own)
         else:
             checkpoint = foreign.checkpoint_of(path, self.owner)
+        if self.owner.args.ignore_data_skip:
+            begin_epoch_anew(checkpoint["bolide"])
         optimizer = os.path.join(path, OPTIMIZER_NAME)
         if not os.path.isfile(optimizer):
             raise CheckpointNotFoundError(
@@ -281,6 +283,15 @@ class FolderFormat:
     def remove_checkpoint(self, path: str) -> None:
         """Removes a folder."""
         io.remove(path)
+
+
+def begin_epoch_anew(own: dict[str, Any]) -> None:
+    """Changes a checkpoint taken within an epoch so that the epoch's data start over; its steps stay counted."""
+    progress = own["progress"]
+    if progress["epoch_open"] and not progress["epoch_done"] and not progress["is_last_batch"]:
+        own["progress"] = {**progress, "batch": 0, "epoch_open": False}
+        if own["data"] is not None:
+            own["data"] = {**own["data"], "position": None, "before_ahead": None}
 
 
 def _write_torch(value: Any, path: str) -> None:

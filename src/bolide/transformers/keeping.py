@@ -54,6 +54,13 @@ class Keeping:
         """Removes a callback, named by itself or its class."""
         self.callback_handler.pop_callback(callback)
 
+    def end(self) -> None:
+        """Lets go of what a run holds: engine, optimizer, cached device memory. The model stays."""
+        trainer: Any = self
+        trainer._engine = trainer._adapter = trainer._engine_loader = None
+        trainer.optimizer = self.lr_scheduler = None
+        trainer.accelerator.free_memory()
+
     def is_local_process_zero(self) -> bool:
         """Whether this is the first process of its machine."""
         return bool(self.args.local_process_index == 0)

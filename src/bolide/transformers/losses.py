@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+FOLD_AT = 4096
+"""So many losses are kept on the device at the most; reading them waits for it."""
+
 
 class LossRecord:
     """Sums losses of steps; a NaN or infinite one counts as the mean of those since the last log line, if asked.
@@ -35,7 +38,7 @@ class LossRecord:
         if loss is None:
             return
         self.waiting.append(loss if not loss.dim() else loss.mean())
-        if len(self.waiting) >= 64:
+        if len(self.waiting) >= FOLD_AT:
             self._fold()
 
     def _fold(self) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bolide.core.errors import ConfigError, NotBuiltError
+from bolide.core.errors import ConfigError
 from bolide.core.messages import warn
 from bolide.transformers.folders import checkpoints_in
 from bolide.transformers.state import BestRun, TrainerCallback
-from bolide.tuner.study import Settings, Space, Trial, run_study
+from bolide.tuner.study import BACKENDS, Settings, Space, Trial, run_study
 
 CLOCKS = ("_runtime", "_per_second", "_model_preparation_time")
 KNOWN = ("storage", "sampler", "pruner", "study_name", "timeout", "n_jobs", "progress_bar", "seed")
@@ -79,22 +79,17 @@ def hyperparameter_search(
     if trainer.eval_dataset is None:
         wrong.append("hyperparameter_search compares evaluations: write Trainer(eval_dataset=...)")
     backend = getattr(backend, "value", backend) or "optuna"
-    if backend not in ("optuna", "ray"):
-        wrong.append(f"backend={backend!r} must be 'optuna' or 'ray'")
+    if backend not in BACKENDS:
+        wrong.append(f"backend={backend!r} must be one of {', '.join(BACKENDS)}")
     if wrong:
         raise ConfigError(wrong)
-    if backend == "ray":
-        raise NotBuiltError(
-            "backend='ray' is not built in this version of Bolide; write backend='optuna' with storage='study.db' and "
-            "n_jobs=..., which spreads trials over processes"
-        )
     objective = compute_objective or default_objective
     settings = Settings(
         n_trials=n_trials, directions=directions, storage=options.get("storage"),
         name=options.get("study_name") or "bolide", sampler=options.get("sampler") or "tpe",
         pruner=options.get("pruner", "median"), seed=options.get("seed", trainer.args.seed),
         timeout_s=options.get("timeout"), n_jobs=options.get("n_jobs", 1),
-        progress_bar=options.get("progress_bar", not trainer.args.disable_tqdm),
+        progress_bar=options.get("progress_bar", not trainer.args.disable_tqdm), backend=backend,
     )  # fmt: skip
 
     def train(trial: Trial) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -166,6 +167,16 @@ def refuse_without_activation_checkpointing(args: Any, model: Any) -> None:
             f"gradient_checkpointing=True: {type(model).__name__} has no gradient_checkpointing_enable; leave it out, "
             "and use torch.utils.checkpoint in forward"
         )
+
+
+def set_log_level(args: Any) -> None:
+    """Has Bolide's notes, and transformers' where it is installed, follow log_level; "passive" leaves them alone."""
+    if args.log_level == "passive":
+        return
+    level = args.get_process_log_level()
+    logging.getLogger("bolide").setLevel(level)
+    if has_transformers():
+        logging.getLogger("transformers").setLevel(level)
 
 
 def prepare_model(trainer: Any) -> None:

@@ -100,6 +100,7 @@ class Trainer(Making, Evaluating, Keeping):
         if wrong:
             raise ConfigError(wrong)
         self.args = args
+        setup.set_log_level(args)
         set_seeds(args)
         self.model_init = model_init
         self.hp_name: Any = None
@@ -193,7 +194,7 @@ class Trainer(Making, Evaluating, Keeping):
 
     def _new_engine(self) -> Engine:
         args = self.args
-        device = args.device if args.place_model_on_device else setup.device_of(self.model)
+        device = args.device if self.place_model_on_device else setup.device_of(self.model)
         world = args.world_size
         return Engine(
             accelerator={"cpu": "cpu", "cuda": "cuda", "mps": "mps"}.get(device.type, "auto"),
@@ -227,6 +228,17 @@ class Trainer(Making, Evaluating, Keeping):
         """Tells callbacks of an event; returns the control that holds from then on."""
         self.control = self.callback_handler.tell(event, self.args, self.state, self.control, **kwargs)
         return self.control
+
+    @property
+    def _train_batch_size(self) -> int:  # read by scripts and by packages that build on the Trainer
+        return self.args.train_batch_size
+
+    @property
+    def place_model_on_device(self) -> bool:
+        """Whether the model is moved to the device."""
+        return self.args.place_model_on_device
+
+    is_deepspeed_enabled = is_fsdp_enabled = False
 
     @property
     def tokenizer(self) -> Any:

@@ -87,6 +87,7 @@ def search(
     timeout_s: float | None = None,
     n_jobs: int = 1,
     progress_bar: bool = True,
+    backend: str = "optuna",
 ) -> SearchResult:
     """Trains `build(**settings)` for settings out of `space`, and returns the best trial.
 
@@ -112,6 +113,7 @@ def search(
         timeout_s: no further trial begins after so long.
         n_jobs: processes side by side; needs `storage`.
         progress_bar: whether a bar shows the best so far.
+        backend: "optuna" trains here; "ray" on a Ray cluster, `n_jobs` trials side by side; needs `storage`.
 
     Raises:
         ConfigError: lists everything that is wrong.
@@ -127,7 +129,7 @@ def search(
     if "default_root_dir" in options:
         raise ConfigError("trainer={'default_root_dir': ...}: each trial has a folder of its own below output_dir")
     settings = Settings(
-        n_trials, [direction], storage, study_name, sampler, pruner, seed, timeout_s, n_jobs, progress_bar
+        n_trials, [direction], storage, study_name, sampler, pruner, seed, timeout_s, n_jobs, progress_bar, backend
     )
 
     def train(trial: Trial) -> float:

@@ -14,22 +14,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
 
 from bolide.core.errors import ConfigError, MissingPackageError, did_you_mean
 from bolide.core.messages import info
+from bolide.tuner.on_ray import PrunedError, run_on_ray
 
 Space = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
 Train = Callable[["Trial"], Any]
 DIRECTIONS = ("minimize", "maximize")
 SAMPLERS = ("tpe", "random", "grid")
+BACKENDS = ("optuna", "ray")
 PRUNERS = ("median", "hyperband", "none")
-
-
-class Pruned(Exception):
-    """Raised within a trial that is given up, as it is worse than others were at the same step."""
 
 
 @dataclass
@@ -62,11 +61,11 @@ class Trial:
         """Tells an intermediate value.
 
         Raises:
-            Pruned: it is worse than the values of others at the same step, so that this trial is given up.
+            PrunedError: it is worse than the values of others at the same step, so that this trial is given up.
         """
         self.ask.report(float(value), step)
         if self.ask.should_prune():
-            raise Pruned
+            raise PrunedError
 
 
 def require_optuna() -> Any:
@@ -207,6 +206,7 @@ class Settings:
         timeout_s: no further trial begins after so long.
         n_jobs: processes side by side, on one storage.
         progress_bar: whether a bar shows the best so far.
+        backend: "optuna" trains here, "ray" on a Ray cluster, `n_jobs` trials side by side.
     """
 
     n_trials: int
@@ -219,6 +219,7 @@ class Settings:
     timeout_s: float | None = None
     n_jobs: int = 1
     progress_bar: bool = True
+    backend: str = "optuna"
 
     def problems(self) -> list[str]:
         """Everything that is wrong."""
@@ -233,7 +234,12 @@ class Settings:
                 wrong.append(f"{name}={value!r} must be one of {', '.join(words)}." + did_you_mean(value, words))
         if not isinstance(self.n_jobs, int) or self.n_jobs < 1:
             wrong.append(f"n_jobs={self.n_jobs!r} must be a whole number of at least 1")
-        elif self.n_jobs > 1 and (self.storage is None or not hasattr(os, "fork")):
+        if self.backend not in BACKENDS:
+            wrong.append(f"backend={self.backend!r} must be one of {', '.join(BACKENDS)}")
+        elif self.backend == "ray":
+            if self.storage is None:
+                wrong.append("backend='ray' keeps the study in a file: write storage='study.db'")
+        elif isinstance(self.n_jobs, int) and self.n_jobs > 1 and (self.storage is None or not hasattr(os, "fork")):
             wrong.append(f"n_jobs={self.n_jobs} processes meet in a file: write storage='study.db' (not on Windows)")
         return wrong
 
@@ -254,10 +260,13 @@ def run_study(train: Train, space: Space, settings: Settings) -> Study:
     began_s = time.monotonic()
     grid = grid_of(space) if settings.sampler == "grid" else None
     total = min(settings.n_trials, len(grid)) if grid is not None else settings.n_trials
-    if settings.n_jobs > 1:
+    here = settings.n_jobs == 1 and settings.backend == "optuna"
+    if settings.backend == "ray":
+        run_on_ray(train, partial(Keeper, space, settings, grid, total), settings.n_jobs)
+    elif settings.n_jobs > 1:
         _side_by_side(train, space, settings, grid, total)
     study = _open(optuna, settings)
-    if settings.n_jobs == 1:
+    if here:
         _forget_interrupted(optuna, study)
         with tqdm(total=total, disable=not settings.progress_bar, file=sys.stderr, dynamic_ncols=True) as bar:
             missing = Study(study).missing(total)
@@ -319,17 +328,11 @@ def _forget_interrupted(optuna: Any, study: Any) -> None:
 
 
 def _one_trial(optuna: Any, study: Any, train: Train, space: Space, settings: Settings, grid: Any, index: int) -> None:
-    states = optuna.trial.TrialState
-    study.sampler = _sampler(optuna, settings, index)
-    if grid is not None:
-        study.enqueue_trial(grid[index])
-    ask = study.ask()
-    chosen = suggest(ask, space)
-    trial = Trial(index, chosen, ask, {})
-    ask.set_user_attr("index", index)
+    trial = _begun(optuna, study, space, settings, grid, index)
+    ask, states = trial.ask, optuna.trial.TrialState
     try:
         value = train(trial)
-    except Pruned:
+    except PrunedError:
         _keep(ask, trial)
         study.tell(ask, state=states.PRUNED)
         return
@@ -337,9 +340,25 @@ def _one_trial(optuna: Any, study: Any, train: Train, space: Space, settings: Se
         study.tell(ask, state=states.FAIL)
         raise
     _keep(ask, trial)
+    _end(optuna, study, ask, value)
+
+
+def _begun(optuna: Any, study: Any, space: Space, settings: Settings, grid: Any, index: int) -> Trial:
+    """A new trial, its settings chosen."""
+    study.sampler = _sampler(optuna, settings, index)
+    if grid is not None:
+        study.enqueue_trial(grid[index])
+    ask = study.ask()
+    trial = Trial(index, suggest(ask, space), ask, {})
+    ask.set_user_attr("index", index)
+    return trial
+
+
+def _end(optuna: Any, study: Any, ask: Any, value: Any) -> None:
+    """Ends a trial with its value; one that diverged has none, and is not done again."""
     values = [float(x) for x in value] if isinstance(value, (list, tuple)) else [float(value)]
     if any(math.isnan(x) for x in values):
-        study.tell(ask, state=states.PRUNED)  # it diverged: no value, and no reason to do it again
+        study.tell(ask, state=optuna.trial.TrialState.PRUNED)
     else:
         study.tell(ask, values)
 
@@ -356,6 +375,49 @@ def _best_text(study: Any) -> str:
         return f"best {study.best_value:.5g} {study.best_params}"
     except ValueError:
         return "no trial is done yet"
+
+
+class Keeper:
+    """A study that hands out trials to others: what backend="ray" keeps in one place.
+
+    Arguments are those of `run_study`, with the points of a grid, if any, and how many trials there are.
+    """
+
+    def __init__(self, space: Space, settings: Settings, grid: Any, total: int) -> None:
+        self.optuna = require_optuna()
+        self.space, self.settings, self.grid = space, settings, grid
+        self.study = _open(self.optuna, settings)
+        _forget_interrupted(self.optuna, self.study)
+        self.missing = Study(self.study).missing(total)
+        self.began_s = time.monotonic()
+        self.running: dict[int, Trial] = {}
+
+    def next(self) -> tuple[int, dict[str, Any]] | None:
+        """The next trial's number and settings; None where there is none."""
+        if not self.missing or _late(self.settings, self.began_s):
+            return None
+        index = self.missing.pop(0)
+        trial = _begun(self.optuna, self.study, self.space, self.settings, self.grid, index)
+        self.running[index] = trial
+        return index, trial.settings
+
+    def report(self, index: int, value: float, step: int) -> bool:
+        """Takes an intermediate value; whether the trial is to be given up."""
+        try:
+            self.running[index].report(value, step)
+        except PrunedError:
+            return True
+        return False
+
+    def finish(self, index: int, value: Any, results: dict[str, Any]) -> None:
+        """Ends a trial; without a value it was given up."""
+        trial = self.running.pop(index)
+        trial.results = results
+        _keep(trial.ask, trial)
+        if value is None:
+            self.study.tell(trial.ask, state=self.optuna.trial.TrialState.PRUNED)
+        else:
+            _end(self.optuna, self.study, trial.ask, value)
 
 
 def _side_by_side(train: Train, space: Space, settings: Settings, grid: Any, total: int) -> None:
