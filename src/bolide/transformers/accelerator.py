@@ -6,12 +6,16 @@ training_step.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 
+from bolide.transformers import ranks
 from bolide.transformers.weights import unwrapped
 
 
@@ -79,6 +83,8 @@ class Accelerator:
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """The backward pass, with the loss scaler where there is one."""
         adapter = self._owner.adapter
+        if self._owner.several and adapter._run is not None:
+            ranks.before_backward(self._owner, self._strategy)
         if adapter._run is None:
             loss.backward(**kwargs)  # outside of a run, as in a test of one's own
         else:
@@ -93,17 +99,38 @@ class Accelerator:
         context: AbstractContextManager[Any] = self._owner.engine.precision_plugin.forward_context()
         return context
 
-    def no_sync(self, model: Any) -> AbstractContextManager[Any]:
+    @contextmanager
+    def no_sync(self, model: Any) -> Iterator[None]:
         """Gradients are not exchanged while this is open; nothing to do on one process."""
-        return nullcontext()
+        strategy = self._strategy
+        before = getattr(strategy, "syncs", True)
+        if self.num_processes > 1:
+            strategy.set_sync(False)
+        try:
+            yield
+        finally:
+            if self.num_processes > 1:
+                strategy.set_sync(before)
 
     def gather(self, value: Any) -> Any:
-        """The tensors of all processes, joined along their first dimension."""
-        return value if self.num_processes == 1 else _joined(value, self._strategy.all_gather)
+        """The tensors of all processes, joined along their first dimension. All must call it."""
+        return value if self.num_processes == 1 else ranks.gather(value)
 
     def gather_for_metrics(self, value: Any, use_gather_object: bool = False) -> Any:
-        """As `gather`; each sample is there once."""
-        return self.gather(value)
+        """As `gather`, of the evaluation's batch that runs; a batch that only fills up the last round is left out.
+
+        With `use_gather_object`, or where nothing of the value is a tensor, the lists of all processes are joined.
+        """
+        if self.num_processes == 1:
+            return value
+        if use_gather_object or not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
+            rows = ranks.in_order(value)
+            return [item for row in rows for item in (row if isinstance(row, (list, tuple)) else [row])]
+        return ranks.gather(value, everything=False)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """Tensors filled up along `dim` to the longest of all processes. All must call it."""
+        return tensor if self.num_processes == 1 else ranks.padded(tensor, dim, pad_index, pad_first)
 
     def reduce(self, tensor: Any, reduction: str = "sum") -> Any:
         """A tensor reduced over all processes."""
@@ -118,7 +145,16 @@ class Accelerator:
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def prepare(self, *things: Any, **kwargs: Any) -> Any:
-        """The things as they are: the engine places model, optimizer and loaders when a run begins."""
+        """The things as they are, as the engine places them when a run begins; a DataLoader reads this process's part.
+
+        The processes take its batches in turn.
+        """
+        args = self._owner.args
+        if self.num_processes > 1:
+            things = tuple(
+                ranks.over_ranks(thing, args, training=False) if isinstance(thing, DataLoader) else thing
+                for thing in things
+            )
         return things[0] if len(things) == 1 else things
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -131,14 +167,3 @@ class Accelerator:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         return [None for _ in things]
-
-
-def _joined(value: Any, all_gather: Any) -> Any:
-    if isinstance(value, Tensor):
-        found = all_gather(value)
-        return found.flatten(0, 1) if found.dim() > value.dim() else found
-    if isinstance(value, dict):
-        return {key: _joined(item, all_gather) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_joined(item, all_gather) for item in value)
-    return value

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bolide.callbacks.checkpoint import Checkpoint
 from bolide.engine.optimizers import clear_gradients
 from bolide.module import LightningModule
-from bolide.transformers import weights
+from bolide.transformers import ranks, weights
 from bolide.transformers.data import Window
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class Adapter(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One optimizer step: a batch, or a window of them."""
         owner, run, net = self.owner, self.__dict__["_run"], self.net
+        several = owner.several
         control, handler, record = owner.control, owner.callback_handler, owner.losses
         more: tuple[Any, ...] = ()
         control.should_log = control.should_evaluate = control.should_save = False
@@ -92,19 +93,29 @@ class Adapter(LightningModule):
             window, count = owner.weigh(window)
             more = (count,) if owner.step_takes_count else ()
         final, total = len(window) - 1, None
+        if several:
+            owner.backwards = 0
+            owner.batch_shares = owner.batch_shares or [1.0] * len(window)
         for i, inputs in enumerate(window):
             if final:
                 owner.is_last_of_step = i == final
                 run.strategy.set_sync(i == final)
             if owner.loss_weights is not None:
                 owner.loss_weight = owner.loss_weights[i]
+            if several:
+                owner.loss_scale, owner.batch_share, owner.weighed = owner.loss_scales[i], owner.batch_shares[i], False
             loss = owner.training_step(net, inputs, *more)
+            if several and not owner.weighed:
+                loss = loss * owner.batch_share
             total = loss if total is None else total + loss
-            if owner.counts_work:
+            if owner.counts_work and not (several and owner.batch_share == 0.0):
                 owner.count_work(inputs)
             if i != final:
                 owner.tell("on_substep_end")
         owner.loss_weight = None
+        if several:
+            ranks.check_backward(owner)
+            owner.share_tokens()
         record.add(total)
 
         optimizer, scaler, progress = run.optimizers[0], run.precision.scaler, run.progress
@@ -167,6 +178,8 @@ class Bridge(Checkpoint):
         owner.callback_handler.quiet_until = 0
         owner.adapter.hears_within_steps = owner.callback_handler.hears_within_steps
         self.resumed = None
+        if owner.several:
+            ranks.agree(owner, "the start of training")
         self.stop_where_asked(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -191,15 +204,21 @@ class Bridge(Checkpoint):
         if owner.args.torch_empty_cache_steps and step % owner.args.torch_empty_cache_steps == 0:
             owner.accelerator.free_memory()
         if step < handler.quiet_until:
-            return
-        control = owner.tell("on_step_end")
+            if not owner.several:
+                return
+        else:
+            owner.tell("on_step_end")
+        if owner.several:
+            ranks.agree(owner, "the end of a step")
+        control = owner.control
         if control.should_log or control.should_evaluate or control.should_save:
             owner.act()
             control = owner.control
-        if control.should_training_stop or step >= state.max_steps:
-            trainer.should_stop = True
+        self.stop_where_asked(trainer)
         if control.should_epoch_stop:
             owner.adapter.end_epoch()
+        if step < handler.quiet_until:
+            return
         owner.adapter.hears_within_steps = handler.hears_within_steps
         handler.look_ahead(owner.args, state)
 
@@ -209,6 +228,8 @@ class Bridge(Checkpoint):
         control = owner.control
         control.should_log = control.should_evaluate = control.should_save = False
         control = owner.tell("on_epoch_end")
+        if owner.several:
+            ranks.agree(owner, "the end of an epoch")
         if control.should_log or control.should_evaluate or control.should_save:
             owner.act()
         self.stop_where_asked(trainer)
@@ -218,6 +239,8 @@ class Bridge(Checkpoint):
         owner = self.owner
         if owner.control.should_training_stop or owner.state.global_step >= owner.state.max_steps:
             trainer.should_stop = True
+            if owner.several:  # all ranks have agreed on it, and need not hear of it in the next step
+                owner.adapter._running("training").stop_agreed = True
 
     def state_dict(self) -> dict[str, Any]:
         """What trainer_state.json has no place for: losses that are not logged yet, a stop that was asked for."""

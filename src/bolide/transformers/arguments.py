@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 
+from bolide import collectives
 from bolide.compat.hf_args import translated
 from bolide.core import env
 from bolide.core.errors import ConfigError
+from bolide.launch.detect import detect
 from bolide.transformers import rules
 from bolide.transformers.choices import (
     HubStrategy,
@@ -228,7 +230,8 @@ class TrainingArguments(metaclass=AcceptsOldNames):
     @property
     def world_size(self) -> int:
         """How many processes take part."""
-        return int(env.get("WORLD_SIZE") or 1)
+        launcher = detect()
+        return launcher.world_size() if launcher is not None else int(env.get("WORLD_SIZE") or 1)
 
     @property
     def process_index(self) -> int:
@@ -238,7 +241,8 @@ class TrainingArguments(metaclass=AcceptsOldNames):
     @property
     def local_process_index(self) -> int:
         """This process's number on its machine."""
-        return int(env.get("LOCAL_RANK") or 0)
+        launcher = detect()
+        return launcher.local_rank() if launcher is not None else int(env.get("LOCAL_RANK") or 0)
 
     @property
     def parallel_mode(self) -> ParallelMode:
@@ -343,14 +347,17 @@ class TrainingArguments(metaclass=AcceptsOldNames):
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
         """The first process goes through the block before the others, which then find what it prepared."""
         first = (self.local_process_index if local else self.process_index) == 0
-        several = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if several and not first:
-            torch.distributed.barrier()
+        if self.world_size > 1:
+            from bolide.transformers.ranks import open_ranks  # it needs these arguments
+
+            open_ranks(self)
+        if not first:
+            collectives.barrier()
         try:
             yield
         finally:
-            if several and first:
-                torch.distributed.barrier()
+            if first:
+                collectives.barrier()
 
     def get_process_log_level(self) -> int:
         """The level of Python's logging that this process is to use."""

@@ -120,7 +120,9 @@ class Loader(DataLoader[Any]):
 
 
 class Window(list[Any]):
-    """The batches of one optimizer step."""
+    """The batches of one optimizer step; `shares` say, where several processes train, which of them count."""
+
+    shares: list[float] | None = None
 
 
 class Windows:

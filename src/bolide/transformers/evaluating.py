@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bolide.core.errors import ConfigError
 from bolide.core.messages import warn_once
-from bolide.transformers import setup
+from bolide.transformers import ranks, setup
 from bolide.transformers.evaluation import (
     Collected,
     MeanLoss,
@@ -90,7 +90,7 @@ class Evaluating:
         output = self.evaluation_loop(
             loader, "Evaluation", True if self.compute_metrics is None else None, ignore_keys, metric_key_prefix
         )
-        metrics = self._with_speed(output, metric_key_prefix, started_s)
+        metrics = ranks.of_first(self.args, self._with_speed(output, metric_key_prefix, started_s))
         trainer.log(metrics)
         trainer.tell("on_evaluate", metrics=metrics)
         return metrics
@@ -104,7 +104,7 @@ class Evaluating:
         trainer._tell_callbacks_of(eval_dataloader=loader)
         started_s = time.time()
         output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
-        metrics = self._with_speed(output, metric_key_prefix, started_s)
+        metrics = ranks.of_first(self.args, self._with_speed(output, metric_key_prefix, started_s))
         trainer.tell("on_predict", metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
@@ -122,9 +122,10 @@ class Evaluating:
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """One pass over a loader, and its metrics."""
+        """One pass over a loader, and its metrics: on each process those of all samples."""
         trainer: Any = self
         args = self.args
+        dataloader = ranks.over_ranks(dataloader, args, training=False)
         loss_only = prediction_loss_only if prediction_loss_only is not None else args.prediction_loss_only
         if not trainer.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
             self.model.to(torch.float16 if args.fp16_full_eval else torch.bfloat16)
@@ -156,14 +157,21 @@ class Evaluating:
         collected = self._pass
         assert collected is not None
         size = batch_size_of(inputs) or self.args.per_device_eval_batch_size
-        collected.samples += size
         loss, logits, labels = self.prediction_step(
             trainer.model_wrapped, inputs, collected.loss_only, ignore_keys=collected.ignore_keys
         )
-        collected.loss.add(loss, size)
         if logits is not None and self.preprocess_logits_for_metrics is not None:
             logits = self.preprocess_logits_for_metrics(logits, labels)
-        kept = self._inputs_kept(inputs)
+        found = (size, loss, logits, labels, self._inputs_kept(inputs))
+        for one in ranks.in_order(found) if trainer.several else (found,):
+            self._keep(collected, *one)
+        if trainer.callback_handler.listeners("on_prediction_step"):
+            trainer.tell("on_prediction_step")
+
+    def _keep(self, collected: Pass, size: int, loss: Any, logits: Any, labels: Any, kept: Any) -> None:
+        """Takes in one batch, of this process or another."""
+        collected.samples += size
+        collected.loss.add(loss, size)
         if self.args.batch_eval_metrics and self.compute_metrics is not None:
             if collected.last is not None:
                 self._metrics_of_batch(collected, collected.last, final=False)
@@ -172,8 +180,6 @@ class Evaluating:
             collected.predictions.add(logits)
             collected.labels.add(labels)
             collected.inputs.add(kept)
-        if trainer.callback_handler.listeners("on_prediction_step"):
-            trainer.tell("on_prediction_step")
 
     def _inputs_kept(self, inputs: Any) -> Any:
         if "inputs" not in self.args.include_for_metrics or not isinstance(inputs, Mapping):

@@ -263,6 +263,12 @@ class FolderFormat:
             checkpoint = read_checkpoint(own)
         else:
             checkpoint = foreign.checkpoint_of(path, self.owner)
+        before, now = checkpoint["bolide"].get("world_size", 1), self.owner.args.world_size
+        if before != now:
+            raise CheckpointError(
+                f"{path!r} was saved by {before} process(es), and there are {now}: start {before}, or load the model "
+                "from it and start a new run"
+            )
         if self.owner.args.ignore_data_skip:
             begin_epoch_anew(checkpoint["bolide"])
         optimizer = os.path.join(path, OPTIMIZER_NAME)

@@ -21,6 +21,7 @@ from bolide.data.position import generator_states, snapshot
 from bolide.engine.resume import fingerprint
 from bolide.log import Log
 from bolide.seed import rng_state
+from bolide.transformers.data import Windows
 from bolide.transformers.state import read_state
 
 
@@ -43,9 +44,12 @@ def checkpoint_of(folder: str, owner: Any) -> dict[str, Any]:
     inner = getattr(loader, "loader", loader)
     now = snapshot(loader)
     reader: dict[str, Any] = {"at_iter": now, "at_first": None, "taken": batch, "pooled": False}
-    if size > 1:
+    if isinstance(loader, Windows):
         at = {"at_iter": snapshot(inner), "at_first": None, "taken": batch * size, "pooled": False}
         reader["loader"] = {"reader": at, "taken": batch * size}
+    rng, data, log = _random_state(folder, owner.args), _data(loader, reader if batch else None), Log()
+    mine = {"rng": rng, "data": data, "log": log.state_dict(nn.Module()), "gradients": None}
+    world = owner.args.world_size
     return {
         "epoch": progress.epoch,
         "global_step": step,
@@ -54,18 +58,9 @@ def checkpoint_of(folder: str, owner: Any) -> dict[str, Any]:
             "format": 1,
             "progress": progress.state_dict(),
             "fingerprint": fingerprint(),
-            "rng": _random_state(folder),
-            "data": {
-                "train_generators": [generator_states(loader)],
-                "val_generators": [],
-                "train_pools": [False],
-                "train_loaded_epoch": 0,
-                "val_loaded_epoch": -1,
-                "position": {"readers": [reader], "together": None} if batch else None,
-                "before_ahead": None,
-            },
-            "log": Log().state_dict(nn.Module()),
-            "gradients": None,
+            **mine,
+            "world_size": world,
+            "ranks": [mine] * world,  # each rank reads the folder itself, and takes its own
             "boundary": None,
             "loggers": [],
             "loop": {
@@ -79,6 +74,18 @@ def checkpoint_of(folder: str, owner: Any) -> dict[str, Any]:
     }
 
 
+def _data(loader: Any, reader: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "train_generators": [generator_states(loader)],
+        "val_generators": [],
+        "train_pools": [False],
+        "train_loaded_epoch": 0,
+        "val_loaded_epoch": -1,
+        "position": {"readers": [reader], "together": None} if reader is not None else None,
+        "before_ahead": None,
+    }
+
+
 def numpy_arrays() -> dict[str, Any]:
     """What a file needs so that numpy's random state, an array of integers, can be read from it: nothing else."""
     rebuild = np.empty(0).__reduce__()[0]
@@ -86,9 +93,9 @@ def numpy_arrays() -> dict[str, Any]:
     return {"numpy.dtype": np.dtype, "numpy.ndarray": np.ndarray, **dict.fromkeys(names, rebuild)}
 
 
-def _random_state(folder: str) -> dict[str, Any]:
+def _random_state(folder: str, args: Any) -> dict[str, Any]:
     """The random states in a folder, as `seed.rng_state` gives them; those of now where they cannot be read."""
-    path = os.path.join(folder, "rng_state.pth")
+    path = os.path.join(folder, "rng_state.pth" if args.world_size == 1 else f"rng_state_{args.process_index}.pth")
     if not os.path.isfile(path):
         return rng_state()
     try:

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from bolide import collectives
 from bolide.checkpoint import io
 from bolide.core.errors import ConfigError, did_you_mean
 from bolide.core.messages import info
-from bolide.transformers import hub, state, weights
+from bolide.transformers import hub, ranks, state, weights
 from bolide.transformers.folders import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, rotate
 from bolide.transformers.loss import base_of
 
@@ -38,6 +39,7 @@ class Keeping:
     _trial: Any
     _flos_per_token: float | None
     _started_s: float | None = None
+    _tokens_of_step = 0
     _ignore_keys_for_eval: list[str] | None = None
 
     # ------------------------------------------------------------------ callbacks and processes
@@ -73,6 +75,7 @@ class Keeping:
 
     def act(self) -> None:
         """Logs, evaluates and saves, in this order, where the control says so."""
+        trainer: Any = self
         if self.control.should_log:
             self._log_training()
         metrics = None
@@ -83,6 +86,8 @@ class Keeping:
                 self.control.should_save = better
         if self.control.should_save:
             self.save_now()
+        if trainer.several:  # what callbacks asked for meanwhile
+            ranks.agree(self, "the end of an evaluation or a save")
 
     def _log_training(self) -> None:
         record = self.losses
@@ -153,14 +158,23 @@ class Keeping:
 
     def count_work(self, inputs: Any) -> None:
         """Adds a batch's floating-point operations and tokens."""
+        trainer: Any = self
         self.current_flos += self.floating_point_ops(inputs)
         asked = self.args.include_num_input_tokens_seen
         if asked != "no":
             tokens = inputs.get(getattr(base_of(self.model), "main_input_name", None) or "input_ids")
             if asked == "non_padding" and inputs.get("attention_mask") is not None:
-                self.state.num_input_tokens_seen += int(inputs["attention_mask"].sum())
+                self._tokens_of_step += int(inputs["attention_mask"].sum())
             elif isinstance(tokens, torch.Tensor):
-                self.state.num_input_tokens_seen += tokens.numel()
+                self._tokens_of_step += tokens.numel()
+            if not trainer.several:
+                self.share_tokens()
+
+    def share_tokens(self) -> None:
+        """Adds the tokens of a batch, or those of all processes in a step, to the record."""
+        if self.args.include_num_input_tokens_seen != "no":
+            self.state.num_input_tokens_seen += int(ranks.summed(self.args, self._tokens_of_step))
+            self._tokens_of_step = 0
 
     def floating_point_ops(self, inputs: Any) -> float:
         """Operations of a batch, forward and backward: 6 for each token and parameter; 0 for a plain module."""
@@ -174,8 +188,8 @@ class Keeping:
         return self._flos_per_token * tokens.numel() if isinstance(tokens, torch.Tensor) else 0
 
     def store_flos(self) -> None:
-        """Adds what was counted to the record."""
-        self.state.total_flos += self.current_flos
+        """Adds what all processes have counted to the record; all must call it."""
+        self.state.total_flos += ranks.summed(self.args, self.current_flos)
         self.current_flos = 0
 
     def metrics_format(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,10 +254,13 @@ class Keeping:
                 run.best_model_checkpoint = best
         run.stateful_callbacks = state.exported(list(self.callback_handler.callbacks), self.control)
         self.store_flos()
-        if not args.should_save:
+        if not (args.should_save or trainer.several):
             return folder
+        # all processes hand in their state, and the first one writes
         trainer.engine.save_checkpoint(folder, weights_only=args.save_only_model)
-        rotate(self._run_dir(), args.save_total_limit, run.best_model_checkpoint)
+        if args.should_save:
+            rotate(self._run_dir(), args.save_total_limit, run.best_model_checkpoint)
+        collectives.barrier()  # nobody looks for a folder that is on its way
         return folder
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -278,11 +295,13 @@ class Keeping:
 
     def init_hf_repo(self, token: str | None = None) -> None:
         """Makes the repository, where it is not there."""
-        hub.make_repository(self, token)
+        if self.is_world_process_zero():
+            hub.make_repository(self, token)
 
     def create_model_card(self, **facts: Any) -> None:
         """Writes README.md with what is known of the run."""
-        hub.write_card(self, facts)
+        if self.is_world_process_zero():
+            hub.write_card(self, facts)
 
     def push_to_hub(
         self, commit_message: str | None = "End of training", blocking: bool = True, token: str | None = None,

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bolide import collectives
+
 FOLD_AT = 4096
 """So many losses are kept on the device at the most; reading them waits for it."""
 
@@ -22,10 +24,12 @@ class LossRecord:
         norm: the norm of the last step's gradients before they were clipped, on the device; None where not clipped.
         lr: the learning rate of the last step.
         not_finite: how many losses since the last log line were NaN or infinite.
+        over_ranks: whether a step's loss is the mean over all processes, which then read together.
     """
 
     def __init__(self, leave_out: bool = True) -> None:
         self.leave_out = leave_out
+        self.over_ranks = False
         self.waiting: list[Tensor] = []
         self.sum, self.steps = 0.0, 0
         self.total, self.total_steps = 0.0, 0
@@ -44,7 +48,10 @@ class LossRecord:
     def _fold(self) -> None:
         if not self.waiting:
             return
-        for value in torch.stack(self.waiting).double().tolist():
+        values = torch.stack(self.waiting).double()
+        if self.over_ranks:
+            values = collectives.reduce(values, "mean")
+        for value in values.tolist():
             if not math.isfinite(value):
                 self.not_finite += 1
                 if self.leave_out:

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset, Sampler, SequentialSampler
 
 from bolide.core.errors import ConfigError
-from bolide.transformers import data, optimizers, schedules
+from bolide.transformers import data, optimizers, ranks, schedules
 from bolide.transformers.loss import base_of
 from bolide.transformers.weights import unwrapped
 
@@ -86,7 +86,7 @@ class Making:
             options["worker_init_fn"] = data.seed_worker if training else None
             options["prefetch_factor"] = args.dataloader_prefetch_factor
             options["multiprocessing_context"] = args.dataloader_multiprocessing_context
-        return data.Loader(dataset, **options)
+        return ranks.over_ranks(data.Loader(dataset, **options), args, training)
 
     def _columns_kept(self) -> Sequence[str] | None:
         """What the model's forward takes, labels under all their names."""
@@ -102,7 +102,7 @@ class Making:
         if args.train_sampling_strategy == "group_by_length":
             main = getattr(base_of(self.model), "main_input_name", None) or "input_ids"
             lengths = data.lengths_of(dataset, args.length_column_name, main)
-            return data.LengthGroupedSampler(args.train_batch_size * args.gradient_accumulation_steps, lengths)
+            return data.LengthGroupedSampler(self.get_total_train_batch_size(args), lengths)
         if args.train_sampling_strategy == "sequential":
             return SequentialSampler(dataset)
         return data.EpochSampler(len(dataset), args.data_seed if args.data_seed is not None else args.seed)
@@ -129,7 +129,7 @@ class Making:
             return self.state.max_steps * self.get_total_train_batch_size()
         if hasattr(type(self.train_dataset), "__len__"):
             return len(self.train_dataset) * self.args.num_train_epochs
-        return float(batches) * self.args.train_batch_size * self.args.num_train_epochs
+        return float(batches) * self.args.train_batch_size * self.args.world_size * self.args.num_train_epochs
 
     # ------------------------------------------------------------------ optimizers
 

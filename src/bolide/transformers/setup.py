@@ -18,6 +18,7 @@ from torch import nn
 from bolide.compat.hf_args import KEPT
 from bolide.core.errors import ConfigError, MissingPackageError, UserCodeError, did_you_mean
 from bolide.core.messages import info, warn
+from bolide.transformers import ranks
 from bolide.transformers.callbacks import refuse_unknown
 from bolide.transformers.data import default_data_collator
 from bolide.transformers.loss import base_of
@@ -106,7 +107,13 @@ def _saving(args: Any, given: Given) -> Iterator[str]:
         yield str(MissingPackageError(f'save_strategy="{args.save_strategy}"', "safetensors", "safetensors"))
 
 
-RULES: tuple[Callable[[Any, Given], Iterator[str]], ...] = (_model, _optimizers, _data, _metrics, _callbacks, _saving)
+def _several(args: Any, given: Given) -> Iterator[str]:
+    yield from ranks.refused(args)
+
+
+RULES: tuple[Callable[[Any, Given], Iterator[str]], ...] = (
+    _model, _optimizers, _data, _metrics, _callbacks, _saving, _several,
+)  # fmt: skip
 
 
 def parameters_of(function: Any) -> dict[str, Any]:

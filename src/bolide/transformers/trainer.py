@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bolide import collectives
 from bolide.core.errors import ConfigError, UserCodeError
 from bolide.core.messages import info, warn
 from bolide.data.loaders import length_of, set_epoch
@@ -25,7 +26,7 @@ from bolide.seed import generators, seed_everything, set_generators
 from bolide.trainer.trainer import Trainer as Engine
 from bolide.transformers import callbacks as flow
 from bolide.transformers import loss as losses
-from bolide.transformers import reporting, setup, state
+from bolide.transformers import ranks, reporting, setup, state
 from bolide.transformers.accelerator import Accelerator
 from bolide.transformers.adapter import Adapter, Bridge
 from bolide.transformers.arguments import TrainingArguments
@@ -40,7 +41,7 @@ Dataset = Any
 NOTHING = nullcontext()
 
 
-class Trainer(Making, Evaluating, Keeping):
+class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
     """Trains and evaluates a model on datasets, as TrainingArguments say.
 
     Args:
@@ -100,6 +101,7 @@ class Trainer(Making, Evaluating, Keeping):
         if wrong:
             raise ConfigError(wrong)
         self.args = args
+        self.several = args.world_size > 1
         setup.set_log_level(args)
         set_seeds(args)
         self.model_init = model_init
@@ -123,6 +125,8 @@ class Trainer(Making, Evaluating, Keeping):
         self.is_last_of_step = True
         self.loss_weight: Any = None
         self.loss_weights: Any = None
+        if self.several:
+            ranks.open_ranks(args)
         self._look_at_model()
         self._adapter: Adapter | None = None
         self._engine: Engine | None = None
@@ -158,6 +162,7 @@ class Trainer(Making, Evaluating, Keeping):
         )
         self.uses_count: bool | None = self.loss_is_scaled_for_ga if self._passes_count else False
         self.weighs = self._own_samples or self._passes_count or self.args.gradient_accumulation_steps > 1
+        self.weighs |= self.several
         own_context = type(self).compute_loss_context_manager is not Trainer.compute_loss_context_manager
         own_context |= type(self).autocast_smart_context_manager is not Trainer.autocast_smart_context_manager
         self._plain_context = not own_context and not (self.args.fp16 or self.args.bf16)
@@ -195,10 +200,8 @@ class Trainer(Making, Evaluating, Keeping):
     def _new_engine(self) -> Engine:
         args = self.args
         device = args.device if self.place_model_on_device else setup.device_of(self.model)
-        world = args.world_size
         return Engine(
             accelerator={"cpu": "cpu", "cuda": "cuda", "mps": "mps"}.get(device.type, "auto"),
-            devices=world if world > 1 else 1,
             precision="16-mixed" if args.fp16 else "bf16-mixed" if args.bf16 else None,
             logger=False,
             callbacks=[Bridge(self)],
@@ -210,6 +213,7 @@ class Trainer(Making, Evaluating, Keeping):
             inference_mode=False,
             default_root_dir=args.output_dir,
             plugins=[FolderFormat(self)],
+            **ranks.engine_settings(args, self.model),
         )
 
     def _new_state(self) -> Any:
@@ -327,10 +331,12 @@ class Trainer(Making, Evaluating, Keeping):
         self._started_s = started_s = time.time()
         loader = self.get_train_dataloader()
         accumulate = args.gradient_accumulation_steps
+        if self.several:
+            loader = ranks.over_ranks(loader, args, training=True)
         batches = length_of(loader)
         self._count_steps(batches)
         self.state.train_batch_size = args.train_batch_size
-        self._engine_loader = windows(loader, accumulate)
+        self._engine_loader = ranks.windows(loader, accumulate) if self.several else windows(loader, accumulate)
         self._tell_callbacks_of(train_dataloader=loader)
         folder = self._folder_to_go_on_from(resume)
         if folder is not None:
@@ -338,6 +344,7 @@ class Trainer(Making, Evaluating, Keeping):
         self._steps_before = self.state.global_step
         self.control.should_training_stop = False
         self.losses = LossRecord(args.logging_nan_inf_filter)
+        self.losses.over_ranks = self.several
         self._engine = self._new_engine()
         self.model.train()
         remove_noise = setup.add_neftune(args, self.model)
@@ -387,7 +394,7 @@ class Trainer(Making, Evaluating, Keeping):
         if resume is None or resume is False:
             return None
         if resume is True or resume in ("auto", "True", "true"):
-            folder = get_last_checkpoint(self._run_dir())
+            folder = collectives.on_rank_zero(lambda: get_last_checkpoint(self._run_dir()))
             if folder is None:
                 info(f"There is no checkpoint in {self._run_dir()!r} to go on from: training starts.")
             return folder
@@ -456,6 +463,7 @@ class Trainer(Making, Evaluating, Keeping):
         self.store_flos()
         figures["total_flos"] = run.total_flos
         figures["train_loss"] = mean
+        figures = ranks.of_first(args, figures)
         self.is_in_train = False
         self.log(figures)
         if args.should_save and args.save_strategy != "no":
@@ -497,8 +505,11 @@ class Trainer(Making, Evaluating, Keeping):
                 self.uses_count = isinstance(num_items_in_batch, losses.CountProbe) and num_items_in_batch.used
             if not self.uses_count:
                 loss = loss * weight
+            elif self.several:
+                loss = loss * self.loss_scale
         if loss.dim():
             loss = loss.mean()
+        self.weighed = weight is not None
         if self._plain_backward:
             loss.backward()
         else:
@@ -543,6 +554,8 @@ class Trainer(Making, Evaluating, Keeping):
 
     def weigh(self, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         """The batches of a step, and the labels in all of them where somebody asks; sets what each loss weighs."""
+        if self.several:
+            return ranks.weigh(self, window)
         if self._own_samples:
             window, count = self.get_batch_samples(iter(window), len(window), self.args.device)
         elif len(window) == 1 and not self._passes_count:
@@ -616,6 +629,11 @@ class Trainer(Making, Evaluating, Keeping):
         """
         import bolide.transformers as door
 
+        if self.several:
+            raise ConfigError(
+                "hyperparameter_search within several processes is not built: start the script as one process, and "
+                "write hyperparameter_search(n_jobs=...) for trials side by side"
+            )
         return door.search.hyperparameter_search(
             self, hp_space, compute_objective, n_trials, direction, backend, hp_name, **kwargs
         )
