@@ -243,6 +243,22 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, accumulate):
         trainer.train(resume_from_checkpoint=str(newest))
 
 
+def test_three_ranks_and_a_stream_go_on_with_the_same_bits(tmp_path):
+    def run(name: str, data: Any, resume: Any = None) -> Any:
+        args = arguments(
+            door, str(tmp_path / name), per_device_train_batch_size=2, max_steps=7, save_strategy="steps", save_steps=3
+        )
+        trainer = door.Trainer(Net(0.3), args, train_dataset=data)
+        trainer.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-3") if resume else None)
+        return vector(trainer.model)
+
+    def work() -> bool:
+        kinds = {"rows": points(25), "stream": Stream(points(25))}
+        return all(torch.equal(run(name, data), run(name, data, True)) for name, data in kinds.items())
+
+    assert in_ranks(3, work) == [True] * 3
+
+
 def test_what_one_rank_decides_all_do(tmp_path):
     def work() -> Any:
         args = {"per_device_train_batch_size": 2, "num_train_epochs": 4}
