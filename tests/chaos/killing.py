@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -27,22 +28,26 @@ def cold(out: Path, options: dict[str, Any], kill_after_s: float | None = None) 
     """One attempt in a new interpreter, killed so long after its first batch; returns the exit code (-9: killed)."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     before = _size(out / "ledger.txt")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.chaos.worlds", str(out), json.dumps(options)],
-        env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        if kill_after_s is not None:
-            deadline_s = time.monotonic() + LIMIT_S
-            while process.poll() is None and _size(out / "ledger.txt") == before and time.monotonic() < deadline_s:
-                time.sleep(0.002)
-            time.sleep(kill_after_s)
-            process.kill()
-        _, errors = process.communicate(timeout=LIMIT_S)
-    finally:
-        if process.poll() is None:
-            process.kill()
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.worlds", str(out), json.dumps(options)],
+            env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True,
+        )  # fmt: skip
+        try:
+            if kill_after_s is not None:
+                deadline_s = time.monotonic() + LIMIT_S
+                while process.poll() is None and _size(out / "ledger.txt") == before and time.monotonic() < deadline_s:
+                    time.sleep(0.002)
+                time.sleep(kill_after_s)
+                process.kill()
+            process.wait(LIMIT_S)
+        finally:
+            # a loader's worker that was forked in the instant of a kill takes its new parent for its own, and stays
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        log.seek(0)
+        errors = log.read()
     assert process.returncode in (0, -signal.SIGKILL), errors[-3000:]
     return process.returncode
 
