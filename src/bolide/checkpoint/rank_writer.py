@@ -5,9 +5,7 @@ Owns nothing but that agreement; the writing is checkpoint/writer's. Who calls: 
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from bolide import collectives
@@ -20,32 +18,6 @@ class RankWriter(Writer):
     Whether a save in flight has ended is a matter of the first process's clock, so its end is told at moments that all
     reach: the next save, the next question (`drain`), the end of the run.
     """
-
-    def save(
-        self,
-        checkpoint: dict[str, Any],
-        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        then: Callable[[], Any] | None = None,
-        *,
-        otherwise: Callable[[BaseException], Any] | None = None,
-        after_commit: Callable[[], Any] | None = None,
-        wait: bool = False,
-    ) -> Saving:
-        """As `Writer.save`; the end of an asynchronous save is told at the next common moment."""
-        start_s = time.perf_counter()
-        self.drain()
-        given = (path,) if isinstance(path, (str, os.PathLike)) else path
-        saving = Saving(tuple(os.fspath(one) for one in given), then, otherwise, after_commit)
-        saving.waited_s = time.perf_counter() - start_s
-        if collectives.rank() != 0:
-            self._saving = saving
-        elif not self.asynchronous or wait or not self._begin(saving, checkpoint):
-            self._saving = saving
-            self._run(saving, checkpoint)
-        if not self.asynchronous or wait:
-            self.drain()
-        saving.blocked_s = time.perf_counter() - start_s
-        return saving
 
     def poll(self) -> None:
         """Tells nothing: the other processes would not hear it now."""
@@ -72,6 +44,16 @@ class RankWriter(Writer):
         if not self._has_thread:
             in_flight.discard(self)
             self._saving = self._untold = None
+
+    def _hand_over(self, saving: Saving, checkpoint: dict[str, Any], wait: bool) -> None:
+        if collectives.rank() == 0:
+            super()._hand_over(saving, checkpoint, wait)
+        else:
+            self._saving = saving
+
+    def _conclude(self, wait: bool) -> None:
+        if not self.asynchronous or wait:  # the end of an asynchronous save is told at the next common moment
+            self.drain()
 
     def _settle(self) -> None:
         saving = self._saving

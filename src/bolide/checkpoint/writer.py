@@ -173,13 +173,9 @@ class Writer:
         given = (path,) if isinstance(path, (str, os.PathLike)) else path
         saving = Saving(tuple(os.fspath(one) for one in given), then, otherwise, after_commit)
         saving.waited_s = waited_s
-        if not self.asynchronous or wait or not self._begin(saving, checkpoint):
-            self._saving = saving
-            self._run(saving, checkpoint)
+        self._hand_over(saving, checkpoint, wait)
         saving.blocked_s = time.perf_counter() - start_s
-        if not self._has_thread:
-            self._settle()
-            self._tell()
+        self._conclude(wait)
         return saving
 
     def poll(self) -> None:
@@ -268,6 +264,18 @@ class Writer:
             then()
 
     # ------------------------------------------------------------------ the parts of a save
+
+    def _hand_over(self, saving: Saving, checkpoint: dict[str, Any], wait: bool) -> None:
+        """Lets a thread write, or writes."""
+        if not self.asynchronous or wait or not self._begin(saving, checkpoint):
+            self._saving = saving
+            self._run(saving, checkpoint)
+
+    def _conclude(self, wait: bool) -> None:
+        """Tells the end of a save that has come to it already."""
+        if not self._has_thread:
+            self._settle()
+            self._tell()
 
     def _begin(self, saving: Saving, checkpoint: dict[str, Any]) -> bool:
         """Copies the state and hands it to a thread; False where there is no thread or no memory for that."""
