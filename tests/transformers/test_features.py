@@ -450,3 +450,82 @@ def test_a_copied_trainer_has_callbacks_of_its_own(tmp_path):
     other.remove_callback(hears)
     assert (hears.steps, len(one.callback_handler.callbacks)) == (12, 2)
     assert len(other.callback_handler.listeners("on_step_end")) == 1
+
+
+# ---------------------------------------------------------------------- the usual step is a short one
+
+
+def bolide_frames() -> list[str]:
+    """Bolide's frames between `engine/fit.py` and the caller's caller, innermost first."""
+    found, frame = [], sys._getframe(2)
+    while frame is not None and not frame.f_code.co_filename.endswith("engine/fit.py"):
+        if "/bolide/" in frame.f_code.co_filename:
+            found.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return found
+
+
+class Looks(Net):
+    """Keeps the frames above its forward pass, of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["seen"] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        self.seen.append(bolide_frames())
+        return super().forward(x, labels)
+
+
+def weights_of(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+class OwnLoss(door.Trainer):
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any) -> Any:
+        return super().compute_loss(model, inputs, return_outputs, **more)
+
+
+def test_the_usual_step_is_short_and_gives_the_same_bits(tmp_path):
+    short, long = Looks(), Looks()
+    trainer(tmp_path / "a", short, max_steps=6, logging_steps=3).train()
+    OwnLoss(long, arguments(door, str(tmp_path / "b"), max_steps=6, logging_steps=3), train_dataset=points()).train()
+    assert short.seen == [["plain_training_step", "manual_step"]] * 6
+    assert {tuple(frames) for frames in long.seen} == {
+        ("compute_loss", "training_step", "training_step", "manual_step")
+    }
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(short), weights_of(long)))
+
+
+def test_the_usual_step_gives_way_to_what_comes_meanwhile(tmp_path):
+    heard: list[int] = []
+
+    class Hears(door.TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            heard.append(state.global_step)
+
+    class Comes(door.TrainerCallback):
+        """Puts a loss of its own, and later a listener within steps, into the running trainer."""
+
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if state.epoch >= 1:
+                made.compute_loss = lambda model, inputs, **rest: 0.0 * model(**inputs)["loss"]
+            if state.epoch >= 2:
+                made.add_callback(Hears)
+
+    made = trainer(tmp_path, Net(0.0), [Comes()], num_train_epochs=3, logging_strategy="epoch", weight_decay=0.0)
+    assert made.train().global_step > 3
+    losses = [line["loss"] for line in made.state.log_history if "loss" in line]
+    assert losses[0] > 0.0
+    assert losses[1:] == [0.0, 0.0]
+    steps = made.state.max_steps
+    assert heard == list(range(steps * 2 // 3, steps))
+
+
+def test_a_loss_that_is_not_finite_is_the_mean_of_those_before_it():
+    record = door.losses.LossRecord()
+    for value in (1.0, 3.0, float("nan"), 4.0, float("inf")):
+        record.add(torch.tensor(value))
+    assert record.take() == (pytest.approx((1 + 3 + 2 + 4 + 2.5) / 5), 2)
+    record.add(torch.tensor(2.0))
+    assert record.take() == (2.0, 0)

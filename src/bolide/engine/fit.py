@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bolide.checkpoint.snapshot import nbytes_of
@@ -115,7 +115,9 @@ def fit(run: Run) -> Iterator[Progress]:
             if plan.has_plateau:
                 step_plateau_schedulers(run, "step", batch_idx)
             if plan.savers:
-                save_after_batch(run, validated)
+                if not run.memory_is_ready and progress.step:
+                    make_memory_ready(run)
+                tell_savers(run, "batch", validated)
             if signals.received is not None:
                 act(run, signals)
             if trainer.should_stop:
@@ -262,28 +264,23 @@ def open_epoch(run: Run, iterator: Any) -> Any:
     return iterator
 
 
-def save_after_batch(run: Run, validated: bool) -> None:
-    """Tells the savers that a batch is over, and with it a validation: all else about it is done."""
+def tell_savers(run: Run, kind: str, validated: bool = False) -> None:
+    """Tells each saver that a "batch", and with it a validation, or an "epoch" is over: all else about it is done.
+
+    What is saved meanwhile knows who has yet to save there.
+    """
     trainer, module, batch_idx = run.trainer, run.module, run.progress.batch - 1
-    if not run.memory_is_ready and run.progress.step:
-        make_memory_ready(run)
-
-    def tell(saver: Any) -> None:
-        saver.on_train_batch_end(trainer, module, None, None, batch_idx)
-        if validated:
-            saver.on_validation_end(trainer, module)
-
-    tell_savers(run, "batch", validated, tell)
-
-
-def tell_savers(run: Run, kind: str, validated: bool, tell: Callable[[Any], None]) -> None:
-    """Tells each saver of a boundary: what is saved meanwhile knows who has yet to save there."""
     run.boundary, done = (kind, validated), None
     run.writer.poll()
     for saver in run.plan.savers:
         run.saver = saver
         try:
-            tell(saver)
+            if kind == "epoch":
+                saver.on_train_epoch_end(trainer, module)
+            else:
+                saver.on_train_batch_end(trainer, module, None, None, batch_idx)
+                if validated:
+                    saver.on_validation_end(trainer, module)
         except BaseException:
             run.saver = done  # what this one was to save is still to be saved
             raise
@@ -358,7 +355,7 @@ def close_epoch(run: Run, skipped: bool) -> None:
         step_plateau_schedulers(run, "epoch", progress.batch)
     log.write(log.current(), None, progress.stepped_batches - 1, save=True)
     log.collections["train"].reset()
-    tell_savers(run, "epoch", False, lambda saver: saver.on_train_epoch_end(run.trainer, run.module))
+    tell_savers(run, "epoch")
     progress.close_epoch()
     if early:
         progress.leave_early()

@@ -20,6 +20,7 @@ from bolide.engine.optimizers import clear_gradients
 from bolide.module import LightningModule
 from bolide.transformers import ranks, weights
 from bolide.transformers.data import Window
+from bolide.transformers.loss import loss_in
 
 if TYPE_CHECKING:
     from bolide.engine.run import Run
@@ -40,6 +41,7 @@ class Adapter(LightningModule):
         self.model = model
         self.__dict__["net"] = model  # the same, found without a module's look-up
         self.hears_within_steps = True
+        self.is_mixed = False
 
     # ------------------------------------------------------------------ weights under the model's own names
 
@@ -58,8 +60,8 @@ class Adapter(LightningModule):
         """The trainer's optimizer and scheduler, built now that the model is where it trains."""
         owner = self.owner
         owner.create_optimizer_and_scheduler(owner.state.max_steps)
-        if self._running("configure_optimizers").precision.row.autocast is not None:
-            self.__dict__["training_step"] = self.mixed_training_step
+        self.is_mixed = self._running("configure_optimizers").precision.row.autocast is not None
+        self.choose_step()
         # a norm is a sum of floats, and the order of its terms is that of the model
         self.in_model_order: Any = SimpleNamespace(param_groups=[{"params": list(self.model.parameters())}])
         return [owner.optimizer], [owner.lr_scheduler]
@@ -74,6 +76,29 @@ class Adapter(LightningModule):
         if self.__dict__.pop("on_train_batch_start", None) is not None:
             self.trainer._bump()
 
+    def choose_step(self) -> None:
+        """Picks the step, again wherever somebody may have changed what it depends on."""
+        self.hears_within_steps = self.owner.callback_handler.hears_within_steps
+        is_plain = not (self.is_mixed or self.hears_within_steps) and self.owner.steps_plainly()
+        chosen: Any = self.mixed_training_step if self.is_mixed else self.plain_training_step if is_plain else None
+        before = self.__dict__.pop("training_step", None)
+        if chosen is not None:
+            self.__dict__["training_step"] = chosen
+        if chosen != before:
+            self.trainer._bump()
+
+    def plain_training_step(self, batch: Any, batch_idx: int) -> None:
+        """`training_step` in the usual case: one batch, and nobody has a say in how its loss comes about."""
+        owner, net, control = self.owner, self.__dict__["net"], self.owner.control
+        control.should_log = control.should_evaluate = control.should_save = False
+        if not net.training:
+            net.train()
+        loss = loss_in(net(**batch), batch)
+        if loss.dim():
+            loss = loss.mean()
+        loss.backward()
+        self.finish_step(owner, self.__dict__["_run"], loss.detach())
+
     def mixed_training_step(self, batch: Any, batch_idx: int) -> None:
         """`training_step`, where mixed precision is for the loss alone, which asks for it itself."""
         with torch.autocast(self._running("training_step").precision.device.type, enabled=False):
@@ -82,8 +107,7 @@ class Adapter(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One optimizer step: a batch, or a window of them."""
         owner, run, net = self.owner, self.__dict__["_run"], self.net
-        several = owner.several
-        control, handler, record = owner.control, owner.callback_handler, owner.losses
+        several, control = owner.several, owner.control
         more: tuple[Any, ...] = ()
         control.should_log = control.should_evaluate = control.should_save = False
         if self.hears_within_steps:
@@ -116,14 +140,17 @@ class Adapter(LightningModule):
         if several:
             ranks.check_backward(owner)
             owner.share_tokens()
-        record.add(total)
+        self.finish_step(owner, run, total)
 
-        optimizer, scaler, progress = run.optimizers[0], run.precision.scaler, run.progress
+    def finish_step(self, owner: Any, run: Run, loss: Tensor | None) -> None:
+        """What follows the backward pass: clip, step, schedule, forget the gradients."""
+        optimizer, scaler, progress, record = run.optimizers[0], run.precision.scaler, run.progress, owner.losses
+        record.add(loss)
         if scaler is not None:
             scaler.unscale_(optimizer)
         if owner.args.max_grad_norm:
             record.norm = run.strategy.clip(self.in_model_order, owner.args.max_grad_norm, "norm")
-        elif progress.step + 1 >= handler.quiet_until or progress.is_last_batch:
+        elif progress.step + 1 >= owner.callback_handler.quiet_until or progress.is_last_batch:
             record.norm = self.norm_where_logged(run)
         record.lr = optimizer.param_groups[0]["lr"]
         if self.hears_within_steps:
@@ -176,7 +203,7 @@ class Bridge(Checkpoint):
         owner = self.owner
         owner.begin(self.resumed)
         owner.callback_handler.quiet_until = 0
-        owner.adapter.hears_within_steps = owner.callback_handler.hears_within_steps
+        owner.adapter.choose_step()
         self.resumed = None
         if owner.several:
             ranks.agree(owner, "the start of training")
@@ -188,6 +215,7 @@ class Bridge(Checkpoint):
         owner.control.should_epoch_stop = False
         owner.adapter.begin_epoch()
         owner.tell("on_epoch_begin")
+        owner.adapter.choose_step()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -219,7 +247,7 @@ class Bridge(Checkpoint):
             owner.adapter.end_epoch()
         if step < handler.quiet_until:
             return
-        owner.adapter.hears_within_steps = handler.hears_within_steps
+        owner.adapter.choose_step()
         handler.look_ahead(owner.args, state)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:

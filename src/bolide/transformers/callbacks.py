@@ -178,7 +178,7 @@ class ProgressCallback(TrainerCallback):
 
     def __init__(self, max_str_len: int = 100) -> None:
         self.bar: Any = None
-        self.shown_s = 0.0
+        self.shown_s = self.written_s = 0.0
         self.stride = 1
         self.eval_bar: Any = None
         self.max_str_len = max_str_len
@@ -223,10 +223,17 @@ class ProgressCallback(TrainerCallback):
     on_predict = on_evaluate
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
-        """Prints what is logged above the bar."""
-        if self.bar is not None and logs:
-            text = {key: _short(value) for key, value in logs.items() if key != "total_flos"}
-            self.bar.write(str(text)[: 100 * self.max_str_len], file=sys.stdout)
+        """Prints what is logged above the bar, which is drawn again at once, or at its next move where that is near."""
+        if self.bar is None or not logs:
+            return
+        values = {key: _short(value) for key, value in logs.items() if key != "total_flos"}
+        text, now_s = str(values)[: 100 * self.max_str_len], time.monotonic()
+        if now_s - self.written_s < REFRESH_S:
+            self.bar.clear()
+            print(text, file=sys.stdout)
+            return
+        self.written_s = now_s
+        self.bar.write(text, file=sys.stdout)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Closes the bar."""

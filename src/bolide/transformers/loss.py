@@ -1,7 +1,7 @@
 """What a batch's loss weighs in its optimizer step, so that accumulation gives the big batch's gradient.
 
-Owns the counting of labels, the finding out whether a loss uses that count, and label smoothing. Who calls: the
-adapter and the trainer's compute_loss.
+Owns where a model's output has its loss, the counting of labels, the finding out whether a loss uses that count, and
+label smoothing. Who calls: the adapter and the trainer's compute_loss.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bolide.core.errors import UserCodeError
 from bolide.transformers.evaluation import batch_size_of
 from bolide.transformers.weights import is_peft, unwrapped
 
@@ -117,6 +118,25 @@ def shares(batches: Sequence[Any], shifted: bool) -> tuple[list[Any], Tensor | N
         return [1 / len(batches)] * len(batches), None
     samples = sum(size or 0 for size in sizes)
     return [(size or 0) / max(1, samples) for size in sizes], None
+
+
+def loss_in(outputs: Any, inputs: Any) -> Tensor:
+    """The loss in what the model returned for `inputs`.
+
+    Raises:
+        UserCodeError: there is none.
+    """
+    if isinstance(outputs, dict):
+        if "loss" in outputs:
+            loss: Tensor = outputs["loss"]
+            return loss
+        raise UserCodeError(
+            f"The model returned {', '.join(map(str, outputs))} and no 'loss' for the inputs "
+            f"{', '.join(map(str, inputs))}. Give labels in the batch, return a loss from forward, or write "
+            "Trainer(compute_loss_func=...)"
+        )
+    found: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
+    return found
 
 
 class LabelSmoother:

@@ -51,14 +51,22 @@ class LossRecord:
         values = torch.stack(self.waiting).double()
         if self.over_ranks:
             values = collectives.reduce(values, "mean")
-        for value in values.tolist():
+        self.waiting, losses, sum_before = [], values.tolist(), self.sum
+        for value in losses:  # one by one: Python's `sum` rounds differently from version to version
+            self.sum += value
+        self.steps += len(losses)
+        if not math.isfinite(self.sum):
+            self.sum, self.steps = sum_before, self.steps - len(losses)
+            self._fold_each(losses)
+
+    def _fold_each(self, losses: list[float]) -> None:
+        for value in losses:
             if not math.isfinite(value):
                 self.not_finite += 1
                 if self.leave_out:
                     value = self.sum / max(1, self.steps)
             self.sum += value
             self.steps += 1
-        self.waiting = []
 
     def take(self) -> tuple[float | None, int]:
         """The mean loss since it was last taken (None: no step since), and how many losses were not finite."""

@@ -37,18 +37,15 @@ class Schedule(LambdaLR):
             super().step(epoch)
             return
         self._step_count += 1
-        self.last_epoch = step = self.last_epoch + 1
-        factor = self.factor(step)
-        self._last_lr = rates = [base * factor for base in self.base_lrs]
-        for i, group in enumerate(self.optimizer.param_groups):
-            group["lr"] = rates[i]
+        self.last_epoch += 1
+        self.apply()
 
     def apply(self) -> None:
         """Sets the rates of the step at which this stands."""
         factor = self.factor(self.last_epoch)
         self._last_lr = rates = [base * factor for base in self.base_lrs]
-        for i, group in enumerate(self.optimizer.param_groups):
-            group["lr"] = rates[i]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
+            group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
         """As of a LambdaLR, with a rate for each group that the optimizer saves; the factor itself is no state."""

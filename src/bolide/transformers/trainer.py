@@ -155,24 +155,33 @@ class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
         self._shifts_labels = losses.is_causal(self.model)
         self.step_takes_count = losses.takes(self.training_step, "num_items_in_batch")
         self._loss_takes_count = losses.takes(self.compute_loss, "num_items_in_batch")
-        own_loss = type(self).compute_loss is not Trainer.compute_loss
-        self._own_samples = type(self).get_batch_samples is not Trainer.get_batch_samples
+        own_loss = self._overrides("compute_loss")
+        self._own_samples = self._overrides("get_batch_samples")
         self._passes_count = self._loss_takes_count and (
             self.model_accepts_loss_kwargs or self.compute_loss_func is not None or own_loss
         )
         self.uses_count: bool | None = self.loss_is_scaled_for_ga if self._passes_count else False
         self.weighs = self._own_samples or self._passes_count or self.args.gradient_accumulation_steps > 1
         self.weighs |= self.several
-        own_context = type(self).compute_loss_context_manager is not Trainer.compute_loss_context_manager
-        own_context |= type(self).autocast_smart_context_manager is not Trainer.autocast_smart_context_manager
+        own_context = self._overrides("compute_loss_context_manager", "autocast_smart_context_manager")
         self._plain_context = not own_context and not (self.args.fp16 or self.args.bf16)
-        own_ops = type(self).floating_point_ops is not Trainer.floating_point_ops
-        self.counts_work = own_ops or counts_parameters(base)
+        self.counts_work = self._overrides("floating_point_ops") or counts_parameters(base)
         self.counts_work |= self.args.include_num_input_tokens_seen != "no"
         self._flos_per_token: float | None = None
-        self._own_prepare = type(self)._prepare_inputs is not Trainer._prepare_inputs
-        self._own_prepare |= type(self)._prepare_input is not Trainer._prepare_input
+        self._own_prepare = self._overrides("_prepare_inputs", "_prepare_input")
         self._moves, self._plain_backward = True, False  # known once the engine runs
+
+    def _overrides(self, *names: str) -> bool:
+        """Whether a subclass, or this instance, has a method of its own under one of the names."""
+        return any(getattr(type(self), n) is not getattr(Trainer, n) or n in vars(self) for n in names)
+
+    def steps_plainly(self) -> bool:
+        """Whether a step is one batch whose loss is the model's: nothing weighs, moves, replaces or counts it."""
+        return (
+            self._plain_context and self._plain_backward and not (self._moves or self.weighs or self.counts_work)
+            and self.label_smoother is None and self.compute_loss_func is None
+            and not self._overrides("training_step", "compute_loss")
+        )  # fmt: skip
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """A new model from `model_init`."""
@@ -540,16 +549,8 @@ class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
         elif labels is not None:
             assert self.label_smoother is not None
             loss = self.label_smoother(outputs, labels, shift_labels=self._shifts_labels)
-        elif isinstance(outputs, dict):
-            if "loss" not in outputs:
-                raise UserCodeError(
-                    f"The model returned {', '.join(map(str, outputs))} and no 'loss' for the inputs "
-                    f"{', '.join(map(str, inputs))}. Give labels in the batch, return a loss from forward, or write "
-                    "Trainer(compute_loss_func=...)"
-                )
-            loss = outputs["loss"]
         else:
-            loss = outputs if isinstance(outputs, Tensor) else outputs[0]
+            loss = losses.loss_in(outputs, inputs)
         return (loss, outputs) if return_outputs else loss
 
     def weigh(self, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
