@@ -49,7 +49,8 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -
         torch.save(checkpoint, file)
         digest.seal(file, about)
 
-    io.write_atomically(path, write)
+    with io.displaced(path, by_folder=False):
+        io.write_atomically(path, write)
 
 
 def about_of(checkpoint: Mapping[str, Any]) -> About:
@@ -159,7 +160,9 @@ def _there(path: str | os.PathLike[str]) -> str:
     if not io.exists(text):
         raise CheckpointNotFoundError(f"There is no checkpoint at {text!r}.{beside(text)}")
     if io.is_dir(text):
-        raise CheckpointError(f"{text!r} is a folder; give the path of a checkpoint file.{beside(text)}")
+        raise CheckpointError(
+            f"{text!r} is a folder without a {io.COMMIT}, and so no checkpoint; give the path of one.{beside(text)}"
+        )
     return text
 
 
