@@ -29,7 +29,8 @@ PICKLE_MAGIC = b"\x80"
 
 @dataclass(frozen=True)
 class Report:
-    """What became of checking a file. `by` says by what: "sha256", "crc32" or "loading"."""
+    """What became of checking a checkpoint. `by` says by what: "sha256", "crc32" or "loading"; `shards` are those of a
+    folder."""
 
     path: str
     whole: bool
@@ -37,6 +38,7 @@ class Report:
     by: str
     size_bytes: int
     about: About | None
+    shards: int = 0
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:

@@ -288,11 +288,11 @@ def displaced(path: str | os.PathLike[str], by_folder: bool) -> Iterator[None]:
         yield
         return
     aside = free_name(text)
-    move(text, aside)
     try:
+        move(text, aside)
         yield
     except BaseException:
-        if not exists(text):
+        if exists(aside) and not exists(text):
             move(aside, text)
         raise
     remove(aside)

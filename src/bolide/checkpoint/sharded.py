@@ -217,7 +217,8 @@ def verify_folder(path: str) -> Report:
     except DamagedCheckpointError as error:
         return Report(path, False, str(error), "sha256", 0, None)
     problem = damage(path, contents)
-    return Report(path, not problem, problem, "sha256", contents.size_bytes, contents.about)
+    shards = len(contents.files) - 1
+    return Report(path, not problem, problem, "sha256", contents.size_bytes, contents.about, shards)
 
 
 # ---------------------------------------------------------------------- what saves leave behind
@@ -257,7 +258,7 @@ def tidy(path: str) -> None:
     if not io.is_dir(path):
         return
     if not io.exists(io.join(path, MANIFEST)):
-        if io.list_dir(path) and not is_foreign(path):
+        if not is_foreign(path):
             io.remove(path)
         return
     try:

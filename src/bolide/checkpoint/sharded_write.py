@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,7 @@ def write_folder(state: dict[str, Any], path: str, group: Any = None, failure: B
     """
     rank = collectives.rank(group)
     with contextlib.ExitStack() as stack:
-        collectives.on_rank_zero(lambda: _prepare(path, stack), group)
+        collectives.on_rank_zero(lambda: _tidy_after_failure(path, lambda: _prepare(path, stack)), group)
         written = Written({}, {})
         if failure is None:
             try:
@@ -71,19 +72,24 @@ def write_folder(state: dict[str, Any], path: str, group: Any = None, failure: B
 
         def finish() -> None:
             assert told is not None
-            try:
-                failed = [(number, text) for number, (_, text) in enumerate(told) if text is not None]
-                if failed and (failure is None or collectives.size(group) > 1):
-                    raise CheckpointError(f"rank {failed[0][0]} could not write its part of {path!r}: {failed[0][1]}")
-                if failure is not None:
-                    raise failure
-                _commit(state, path, [done for done, _ in told])
-            except Exception:
-                with contextlib.suppress(OSError):  # what the save failed with is what counts
-                    tidy(path)
-                raise
+            if failure is not None:
+                raise failure
+            for number, (_, text) in enumerate(told):
+                if text is not None:
+                    raise CheckpointError(f"rank {number} could not write its part of {path!r}: {text}")
+            _commit(state, path, [done for done, _ in told])
 
-        collectives.on_rank_zero(finish, group)
+        collectives.on_rank_zero(lambda: _tidy_after_failure(path, finish), group)
+
+
+def _tidy_after_failure(path: str, step: Callable[[], None]) -> None:
+    """Does `step`; where it fails, nothing of this save stays in the folder."""
+    try:
+        step()
+    except Exception:
+        with contextlib.suppress(OSError):  # what the save failed with is what counts
+            tidy(path)
+        raise
 
 
 def _text(error: BaseException) -> str:

@@ -141,7 +141,8 @@ class Shards:
         try:
             shard = self._opened(name)
             if dtype not in CODES:
-                found: Tensor = shard.get_tensor(key).view(dtype).reshape(box.shape)[wanted.within(box)]
+                # a copy, as bytes may begin anywhere in the file, and elements may not
+                found: Tensor = shard.get_tensor(key).clone().view(dtype).reshape(box.shape)[wanted.within(box)]
             elif wanted == box:
                 found = shard.get_tensor(key)
             else:

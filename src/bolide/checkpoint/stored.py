@@ -18,7 +18,7 @@ from bolide.checkpoint import io
 from bolide.checkpoint.digest import DamagedCheckpointError, NewerFormatError
 from bolide.checkpoint.file import read_checkpoint
 from bolide.checkpoint.parts import TENSORS_OF, Box, put_together, whole_box
-from bolide.checkpoint.sharded import TensorAt, contents_of, damage
+from bolide.checkpoint.sharded import Contents, TensorAt, contents_of, damage
 from bolide.checkpoint.shards import DTYPES, Shards
 from bolide.core.errors import CheckpointError
 
@@ -75,7 +75,6 @@ def open_folder(path: str, together: bool = True) -> dict[str, Any]:
     """
     try:
         contents = contents_of(path)
-        shards = Shards(path)
     except (DamagedCheckpointError, NewerFormatError) as error:
         raise type(error)(f"The checkpoint {path!r} cannot be used: {error}") from error
     rank, size = (collectives.rank(), collectives.size()) if together else (0, 1)
@@ -88,7 +87,13 @@ def open_folder(path: str, together: bool = True) -> dict[str, Any]:
     for found in problems:
         if found:
             raise DamagedCheckpointError(f"The checkpoint {path!r} cannot be used: {found}")
+    return opened(path, contents)
+
+
+def opened(path: str, contents: Contents) -> dict[str, Any]:
+    """The same of a folder whose files were checked."""
     rest = read_checkpoint(io.join(path, contents.rest))
+    shards = Shards(path)
     tensors = {name: Stored(name, at, shards) for name, at in contents.tensors.items()}
 
     def tensor_of(name: str) -> Stored:
