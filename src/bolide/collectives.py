@@ -106,12 +106,12 @@ def gather_objects(item: T, group: Any = None) -> list[T]:
     return everyone
 
 
-def gather_to_zero(item: T) -> list[T] | None:
+def gather_to_zero(item: T, group: Any = None) -> list[T] | None:
     """The objects of all ranks on the first rank, None on the others."""
-    if size() == 1:
+    if size(group) == 1:
         return [item]
-    everyone: list[Any] | None = [None] * size() if rank() == 0 else None
-    dist.gather_object(item, everyone, dst=0)
+    everyone: list[Any] | None = [None] * size(group) if rank(group) == 0 else None
+    dist.gather_object(item, everyone, dst=0, group=group)
     return everyone
 
 
@@ -124,22 +124,22 @@ def broadcast(item: T, source: int = 0, group: Any = None) -> T:
     return held[0]
 
 
-def on_rank_zero(fn: Callable[[], T]) -> T:
+def on_rank_zero(fn: Callable[[], T], group: Any = None) -> T:
     """Calls `fn` on the first rank only; all ranks get what it returned, and hear whether it failed.
 
     Raises:
         FailedOnRankZero: on the other ranks, where `fn` raised on the first one, which raises that itself.
     """
-    if size() == 1:
+    if size(group) == 1:
         return fn()
     answer: tuple[bool, Any] = (True, None)
     failure: BaseException | None = None
-    if rank() == 0:
+    if rank(group) == 0:
         try:
             answer = (True, fn())
         except BaseException as error:  # noqa: BLE001  # raised below, once the others have word of it
             failure, answer = error, (False, f"{type(error).__name__}: {error}")
-    done, value = broadcast(answer)
+    done, value = broadcast(answer, group=group)
     if failure is not None:
         raise failure
     if not done:
@@ -185,6 +185,27 @@ def all_gather(data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         return torch.stack(buffers)
 
     return data if count == 1 else tree_map(gathered, data)
+
+
+class SideGroup:
+    """A second group of all ranks, for a thread that writes while the first is in use by the one that trains."""
+
+    def __init__(self) -> None:
+        self._beside: Any = None
+        self._group: Any = None
+
+    def get(self) -> Any:
+        """The group, None where there is one rank; made at the first call, so all must make it at the same place."""
+        if size() == 1:
+            return None
+        if self._beside is not default_group():
+            # no limit: ranks that write large files are through at different times, and a rank that dies shows at once
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+            self._beside = default_group()
+        return self._group
+
+
+side_group = SideGroup()
 
 
 def default_group() -> Any:

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from bolide.checkpoint.file import write_checkpoint
+from bolide.checkpoint.parts import share_of_this_rank
+from bolide.checkpoint.sharded_write import write_folder
 from bolide.cli.main import main
 
 STATE: dict[str, Any] = {
@@ -115,3 +117,27 @@ def test_an_action_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["checkpoint"])
     assert end.value.code == 2 and "ACTION" in capsys.readouterr().err
+
+
+def test_a_folder_of_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "s.ckpt")
+    write_folder(share_of_this_rank(STATE), folder)
+    code, out, _ = bolide(capsys, "verify", folder)
+    assert code == 0 and "in 1 shards, step 12" in out
+    code, out, _ = bolide(capsys, "inspect", folder)
+    assert (
+        code == 0 and "folder      " in out and "shards      1" in out and "float32   (4, 2)               32 B" in out
+    )
+    code, out, _ = bolide(capsys, "consolidate", folder)
+    assert code == 0 and "s.consolidated.ckpt" in out
+    assert torch.load(tmp_path / "s.consolidated.ckpt", weights_only=True)["global_step"] == 12
+    code, _, err = bolide(capsys, "consolidate", folder)
+    assert code != 0 and "is there already" in err
+    code, _, _ = bolide(capsys, "weights", folder, str(tmp_path / "w.safetensors"))
+    assert code == 0
+    shard = next((tmp_path / "s.ckpt").glob("rank_*"))
+    shard.write_bytes(b"x" * shard.stat().st_size)
+    code, out, _ = bolide(capsys, "verify", folder)
+    assert code == 1 and "DAMAGED" in out and shard.name in out
+    code, _, err = bolide(capsys, "consolidate", folder, str(tmp_path / "o.ckpt"))
+    assert code != 0 and shard.name in err and not (tmp_path / "o.ckpt").exists()

@@ -265,7 +265,7 @@ def test_what_sharding_cannot_do_is_said(case: str) -> None:
 
 def test_wrong_arguments() -> None:
     for options, told in [
-        ({"sharding_strategy": "SOME"}, "sharding_strategy='SOME'"), ({"state_dict_type": "sharded"}, "not built"),
+        ({"sharding_strategy": "SOME"}, "sharding_strategy='SOME'"), ({"state_dict_type": "some"}, "or 'sharded'"),
         ({"use_orig_params": True}, "use_orig_params"), ({"device_mesh": (1, 2, 3)}, "device_mesh"),
     ]:  # fmt: skip
         with pytest.raises(ConfigError, match=told):

@@ -91,6 +91,11 @@ def to_json(manifest: Manifest) -> bytes:
         "between": manifest.between,
         "index": manifest.index,
     }
+    return signed(body)
+
+
+def signed(body: Mapping[str, Any]) -> bytes:
+    """A manifest's content as JSON with its own digest."""
     digest = hashlib.sha256(_canonical(body)).hexdigest()
     return _canonical({"manifest": body, "sha256": digest}) + b"\n"
 
@@ -109,6 +114,23 @@ def from_json(data: bytes) -> Manifest:
         DamagedCheckpointError: it is not what was written.
         NewerFormatError: of a later version; its own digest is right.
     """
+    body = unsigned(data, FORMAT)
+    version = body["format"]
+    try:
+        about = {f.name: body["about"].get(f.name) for f in fields(About)}
+        entries = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in body["entries"].items()}
+        return Manifest(version, About(**about), entries, str(body["between"]), str(body["index"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedCheckpointError("its manifest lacks what it must say") from error
+
+
+def unsigned(data: bytes, newest: int) -> dict[str, Any]:
+    """What `signed` was given, of a format up to `newest`.
+
+    Raises:
+        DamagedCheckpointError: it is not what was written.
+        NewerFormatError: of a later version; its own digest is right.
+    """
     try:
         content = json.loads(data, object_pairs_hook=_without_doubles)
         body, digest = content["manifest"], content["sha256"]
@@ -118,17 +140,12 @@ def from_json(data: bytes) -> Manifest:
         raise DamagedCheckpointError("its manifest cannot be read") from error
     if not whole or not isinstance(version, int):
         raise DamagedCheckpointError("its manifest was changed after it was written")
-    if version > FORMAT:
+    if version > newest:
         raise NewerFormatError(
-            f"it has format {version}, and this version of Bolide reads formats up to {FORMAT}. Update Bolide: "
+            f"it has format {version}, and this version of Bolide reads formats up to {newest}. Update Bolide: "
             "pip install --upgrade bolide"
         )
-    try:
-        about = {f.name: body["about"].get(f.name) for f in fields(About)}
-        entries = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in body["entries"].items()}
-        return Manifest(version, About(**about), entries, str(body["between"]), str(body["index"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedCheckpointError("its manifest lacks what it must say") from error
+    return dict(body)
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -281,5 +298,5 @@ def _reader(file: BinaryIO) -> Callable[[int, int], bytes]:
 
 __all__ = [
     "FORMAT", "MANIFEST", "About", "DamagedCheckpointError", "Manifest", "NewerFormatError", "check", "from_json",
-    "layout_of", "manifest_of", "seal", "to_json",
+    "layout_of", "manifest_of", "seal", "signed", "to_json", "unsigned",
 ]  # fmt: skip

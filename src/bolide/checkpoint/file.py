@@ -29,7 +29,8 @@ PICKLE_MAGIC = b"\x80"
 
 @dataclass(frozen=True)
 class Report:
-    """What became of checking a file. `by` says by what: "sha256", "crc32" or "loading"."""
+    """What became of checking a checkpoint. `by` says by what: "sha256", "crc32" or "loading"; `shards` are those of a
+    folder."""
 
     path: str
     whole: bool
@@ -37,6 +38,7 @@ class Report:
     by: str
     size_bytes: int
     about: About | None
+    shards: int = 0
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -49,7 +51,8 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -
         torch.save(checkpoint, file)
         digest.seal(file, about)
 
-    io.write_atomically(path, write)
+    with io.displaced(path, by_folder=False):
+        io.write_atomically(path, write)
 
 
 def about_of(checkpoint: Mapping[str, Any]) -> About:
@@ -159,7 +162,9 @@ def _there(path: str | os.PathLike[str]) -> str:
     if not io.exists(text):
         raise CheckpointNotFoundError(f"There is no checkpoint at {text!r}.{beside(text)}")
     if io.is_dir(text):
-        raise CheckpointError(f"{text!r} is a folder; give the path of a checkpoint file.{beside(text)}")
+        raise CheckpointError(
+            f"{text!r} is a folder without a {io.COMMIT}, and so no checkpoint; give the path of one.{beside(text)}"
+        )
     return text
 
 

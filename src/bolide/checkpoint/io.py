@@ -14,12 +14,15 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, TypeVar
 
 T = TypeVar("T")
 _COPY_BYTES = 8 << 20
 _PART = re.compile(r"\.?.+\.[0-9a-f]{12}\.part")
+COMMIT = "manifest.json"
+"""The file of a folder that says that the folder is whole: written last, removed first."""
 Listener = Callable[[str, int, str, str], None]
 """Told ("before" or "after", number, kind of operation, path)."""
 
@@ -81,6 +84,16 @@ def _remote(path: str) -> tuple[Any, str]:
     return fs, inner
 
 
+def _temporary(target: str) -> str:
+    """A name beside a local path for what is on its way there, or from there."""
+    return os.path.join(parent(target), f".{name_of(target)}.{uuid.uuid4().hex[:12]}.part")
+
+
+def is_part(name: str) -> bool:
+    """Whether a name is one of what is being written or removed."""
+    return _PART.fullmatch(name) is not None
+
+
 def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], Any]) -> None:
     """Writes a file that is either wholly there under its name, or not at all.
 
@@ -97,7 +110,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], A
     target = local_path(text)
     folder = parent(target)
     make_dirs(folder)
-    temporary = os.path.join(folder, f".{os.path.basename(target)}.{uuid.uuid4().hex[:12]}.part")
+    temporary = _temporary(target)
     # mode 0666 less the umask; O_EXCL so that a planted link is never followed
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
     descriptor = operations.run("open", temporary, lambda: os.open(temporary, flags, 0o666))
@@ -217,20 +230,31 @@ def make_dirs(path: str | os.PathLike[str]) -> None:
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Removes a file, link or folder; what is not there is fine. A link's target stays."""
+    """Removes a file, link or folder; what is not there is fine. A link's target stays.
+
+    A folder loses its name, and what says that it is whole, before its files go one by one.
+    """
     text = os.fspath(path)
     if is_remote(text):
         fs, inner = _remote(text)
+        commit = f"{inner.rstrip('/')}/{COMMIT}"
+        if fs.exists(commit):
+            operations.run("remove", join(text, COMMIT), lambda: fs.rm(commit))
         if fs.exists(inner):
             operations.run("remove", text, lambda: fs.rm(inner, recursive=True))
         return
     target = local_path(text)
     if not os.path.lexists(target):
         return
-    if os.path.isdir(target) and not os.path.islink(target):
-        operations.run("remove", target, lambda: shutil.rmtree(target))
-    else:
+    if os.path.islink(target) or not os.path.isdir(target):
         operations.run("remove", target, lambda: os.unlink(target))
+        sync_dir(parent(target))
+        return
+    if not is_part(name_of(target)):
+        there, target = target, _temporary(target)
+        operations.run("rename", target, lambda: os.replace(there, target))
+        sync_dir(parent(target))
+    operations.run("remove", target, lambda: shutil.rmtree(target))
     sync_dir(parent(target))
 
 
@@ -239,12 +263,51 @@ def move(path: str, target: str) -> None:
     if is_remote(path):
         fs, inner = _remote(path)
         _, there = _remote(target)
-        operations.run("rename", target, lambda: fs.mv(inner, there))
+        operations.run("rename", target, lambda: fs.mv(inner, there, recursive=bool(fs.isdir(inner))))
         return
     path, target = local_path(path), local_path(target)
     operations.run("rename", target, lambda: os.replace(path, target))
     for folder in dict.fromkeys((parent(target), parent(path))):
         sync_dir(folder)
+
+
+@contextmanager
+def displaced(path: str | os.PathLike[str], by_folder: bool) -> Iterator[None]:
+    """While `path` is written: what stands there and is of the other kind, file or folder, lies under a free name.
+
+    It goes when the new one is there, and comes back where the writing fails. A kill leaves it under that name, as
+    whole as it was: a folder cannot be replaced by a file in one move, nor a file by a folder.
+    """
+    text = os.fspath(path)
+    if is_link(text):
+        if by_folder:
+            remove(text)  # what it leads to stays
+        yield
+        return
+    if not exists(text) or is_dir(text) == by_folder:
+        yield
+        return
+    aside = free_name(text)
+    try:
+        move(text, aside)
+        yield
+    except BaseException:
+        if exists(aside) and not exists(text):
+            move(aside, text)
+        raise
+    remove(aside)
+
+
+def free_name(path: str) -> str:
+    """`path`, with a version before its ending where the name is taken."""
+    folder, name = parent(path), name_of(path)
+    taken = set(list_dir(folder))
+    stem, dot, ending = name.rpartition(".")
+    version = 0
+    while name in taken:
+        version += 1
+        name = f"{stem}-v{version}{dot}{ending}"
+    return join(folder, name)
 
 
 def is_link(path: str | os.PathLike[str]) -> bool:
@@ -258,7 +321,7 @@ def remove_parts(folder: str | os.PathLike[str], depth: int = 0) -> None:
     text = os.fspath(folder)
     for name in list_dir(text):
         path = join(text, name)
-        if _PART.fullmatch(name):
+        if is_part(name):
             remove(path)
         elif depth and is_dir(path) and not is_link(path):
             remove_parts(path, depth - 1)
@@ -267,7 +330,7 @@ def remove_parts(folder: str | os.PathLike[str], depth: int = 0) -> None:
 def link(target: str, path: str) -> None:
     """Makes `path` a link to `target`, replacing what stood there in one move."""
     target, path = local_path(target), local_path(path)
-    temporary = os.path.join(parent(path), f".{os.path.basename(path)}.{uuid.uuid4().hex[:12]}.part")
+    temporary = _temporary(path)
     relative = os.path.relpath(target, parent(path))
     if os.path.isdir(path) and not os.path.islink(path):
         remove(path)
@@ -286,6 +349,15 @@ def list_dir(path: str | os.PathLike[str]) -> list[str]:
         return sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(inner, detail=False))
     folder = local_path(text)
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def size_bytes(path: str | os.PathLike[str]) -> int:
+    """The size of a file."""
+    text = os.fspath(path)
+    if is_remote(text):
+        fs, inner = _remote(text)
+        return int(fs.size(inner))
+    return os.path.getsize(local_path(text))
 
 
 def modified_s(path: str | os.PathLike[str]) -> float:

@@ -1,6 +1,6 @@
 """Builds a module or datamodule from a checkpoint: what `load_from_checkpoint` does.
 
-Owns the way of hyperparameters from a file to a constructor. It reads through checkpoint/file.py, and imports and
+Owns the way of hyperparameters from a file to a constructor. It reads through checkpoint/read.py, and imports and
 calls nothing that a file names. Who calls: LightningModule and LightningDataModule.
 """
 
@@ -25,8 +25,8 @@ import yaml
 from torch import Tensor, nn
 
 from bolide.checkpoint import io
-from bolide.checkpoint.file import read_checkpoint
 from bolide.checkpoint.plain import arguments_of
+from bolide.checkpoint.read import read_checkpoint
 from bolide.checkpoint.strict_yaml import read_yaml
 from bolide.core.errors import CheckpointError, did_you_mean
 from bolide.core.messages import warn

@@ -1,29 +1,47 @@
-"""Saves of several processes: the first one writes, and all hear at the same moments how it went.
+"""Saves of several processes: the first one writes, or each its part, and all hear at the same moments how it went.
 
 Owns nothing but that agreement; the writing is checkpoint/writer's. Who calls: the run, in the place of a Writer.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from bolide import collectives
-from bolide.checkpoint.writer import Saving, Writer, _save_error, in_flight
+from bolide.checkpoint.sharded_write import write_folder
+from bolide.checkpoint.writer import OnError, Saving, Writer, _save_error, in_flight
+from bolide.core.errors import CheckpointError
 
 
 class RankWriter(Writer):
     """A Writer of one of several processes. All must call each of its methods but `join` and `poll`, in one order.
 
     Whether a save in flight has ended is a matter of the first process's clock, so its end is told at moments that all
-    reach: the next save, the next question (`drain`), the end of the run.
+    reach: the step boundary after the first one has said so in an exchange of gradients, the next save, the next
+    question (`drain`), the end of the run.
     """
 
+    _known = False
+
+    @property
+    def has_ended(self) -> bool:
+        """On the first process: whether a save has come to its end that the others have not heard of."""
+        return collectives.rank() == 0 and not self._known and self._saving is not None and self._saving.done
+
+    def all_know(self) -> None:
+        """All processes have heard, in the step that runs, that the first one's save has come to its end."""
+        self._known = self._saving is not None
+
     def poll(self) -> None:
-        """Tells nothing: the other processes would not hear it now."""
+        """Tells the end of a save that all know of."""
+        if self._known:
+            self.drain()
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Waits for the save in flight, and tells its end on all processes."""
+        self._known = False
         self._wait()
         self._settle()
         self._tell()
@@ -74,3 +92,36 @@ class RankWriter(Writer):
             self._untold = None  # the first process raises the error itself, and is told of first
             raise collectives.FailedOnRankZero(str(_save_error(saving, saving.error)))
         super()._tell()
+
+
+class PartsWriter(RankWriter):
+    """A Writer of one of several processes that each write their part of a sharded checkpoint.
+
+    The threads that write agree among themselves, over a group of their own, so that the checkpoint is committed as
+    soon as all parts are on the disk.
+    """
+
+    def __init__(self, on_error: OnError = "raise", asynchronous: bool = True) -> None:
+        super().__init__(self._write_part, on_error, asynchronous)
+        self._group: Any = None
+
+    def reserve(self, nbytes: int) -> None:
+        """Makes memory ready, as each process writes."""
+        if self._saving is None:
+            Writer.reserve(self, nbytes)
+
+    def _write_part(self, state: dict[str, Any], path: str) -> None:
+        write_folder(state, path, self._group)
+
+    def _hand_over(self, saving: Saving, checkpoint: dict[str, Any], wait: bool) -> None:
+        self._group = collectives.side_group.get()
+        if collectives.rank() != 0:
+            saving.after_commit = None  # files are deleted and linked once
+        Writer._hand_over(self, saving, checkpoint, wait)
+
+    def _begin(self, saving: Saving, checkpoint: dict[str, Any]) -> bool:
+        begun = super()._begin(saving, checkpoint)
+        if saving.error is not None:  # there is no copy: the others wait for this process's part, and must hear of it
+            with contextlib.suppress(CheckpointError, collectives.FailedOnRankZero):
+                write_folder({}, saving.paths[0], self._group, failure=saving.error)
+        return begun

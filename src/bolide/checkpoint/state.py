@@ -6,7 +6,8 @@ there. The run is read and written by attributes; no loop knows that it was rest
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from bolide.checkpoint.loops import from_loops, to_loops
 from bolide.checkpoint.plain import plain_hparams, to_plain
+from bolide.checkpoint.stored import Stored, make_whole
 from bolide.core.errors import CheckpointError
 from bolide.core.hooks import overrides
 from bolide.core.messages import warn
@@ -39,8 +41,11 @@ def keyed(callbacks: Iterable[Any]) -> list[tuple[str, Any]]:
     return found
 
 
-def collect(run: Any, weights_only: bool = False) -> dict[str, Any]:
+def collect(run: Any, weights_only: bool = False, in_parts: bool = False) -> dict[str, Any]:
     """Everything that a checkpoint of `run` holds: tensors and plain data.
+
+    With `in_parts` weights and optimizer states are this rank's, parts of those that are spread over ranks (DTensors);
+    else they are whole, on the first one.
 
     Order of the hooks: the module's state, the callbacks', the optimizers', the datamodule's, then
     `on_save_checkpoint` of the callbacks and the module.
@@ -50,7 +55,8 @@ def collect(run: Any, weights_only: bool = False) -> dict[str, Any]:
     """
     progress, module, datamodule = run.progress, run.module, run.datamodule
     callbacks = list(run.trainer.callbacks)
-    weights = run.strategy.state()
+    strategy = run.strategy
+    weights = strategy.state_in_parts() if in_parts else strategy.state()
     checkpoint: dict[str, Any] = {
         "epoch": run.trainer.current_epoch,
         "global_step": progress.step,
@@ -64,7 +70,9 @@ def collect(run: Any, weights_only: bool = False) -> dict[str, Any]:
             for key, state in ((key, cb.state_dict()) for key, cb in keyed(callbacks))
             if state
         }
-        checkpoint["optimizer_states"] = [run.strategy.optimizer_state(optimizer) for optimizer in run.optimizers]
+        checkpoint["optimizer_states"] = [
+            optimizer.state_dict() if in_parts else strategy.optimizer_state(optimizer) for optimizer in run.optimizers
+        ]
         checkpoint["lr_schedulers"] = [
             to_plain(config.scheduler.state_dict(), f"lr_schedulers.{i}") for i, config in enumerate(run.schedulers)
         ]
@@ -143,18 +151,39 @@ def check_fits(checkpoint: Mapping[str, Any], module: nn.Module, strict: bool, p
         )
 
 
-def restore_module(run: Any, checkpoint: dict[str, Any], path: str, fitting: bool) -> None:
-    """The half of a restore that comes before the optimizers: weights, datamodule, callbacks."""
+def restore_module(run: Any, checkpoint: dict[str, Any], path: str, fitting: bool) -> Callable[[], Any]:
+    """The half of a restore that comes before the optimizers: weights, datamodule, callbacks.
+
+    Returns:
+        What is to be called when the strategy has placed the module: the loading of weights that are on the disk yet,
+        of which each rank reads its parts alone once it has them; else nothing is left to do.
+    """
     module, datamodule = run.module, run.datamodule
-    strict = module.strict_loading
+    hooked = [one for one in (module, *run.trainer.callbacks) if overrides(one, "on_load_checkpoint")]
+    if hooked or not run.strategy.sharded:
+        make_whole(checkpoint)
     if overrides(module, "on_load_checkpoint"):
         module.on_load_checkpoint(checkpoint)
-    check_fits(checkpoint, module, strict, path)
-    weights = run.strategy.localized(module, matching_keys(checkpoint["state_dict"], module))
-    module.load_state_dict(weights, strict=strict)
+    check_fits(checkpoint, module, module.strict_loading, path)
+    load = partial(load_weights, run, checkpoint["state_dict"])
+    later = any(isinstance(value, Stored) for value in checkpoint["state_dict"].values())
+    if not later:
+        load()
     if datamodule is not None and type(datamodule).__qualname__ in checkpoint:
         datamodule.load_state_dict(checkpoint[type(datamodule).__qualname__])
     restore_callbacks(run, checkpoint, fitting)
+    return load if later else _nothing
+
+
+def _nothing() -> None:
+    """There is nothing left to do."""
+
+
+def load_weights(run: Any, state: Mapping[str, Any]) -> None:
+    """Gives the module its weights, of which each rank takes its parts."""
+    module = run.module
+    weights = run.strategy.localized(module, matching_keys(state, module))
+    module.load_state_dict(weights, strict=module.strict_loading)
 
 
 def restore_callbacks(run: Any, checkpoint: dict[str, Any], fitting: bool) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 from bolide.checkpoint import io
 from bolide.checkpoint.digest import About, DamagedCheckpointError, NewerFormatError
-from bolide.checkpoint.file import about_of, manifest_at, read_checkpoint, verify_checkpoint
+from bolide.checkpoint.read import about_at, about_of, modified_s, read_checkpoint, verify_checkpoint
+from bolide.checkpoint.sharded import is_sharded
 from bolide.core.errors import CheckpointError, CheckpointNotFoundError
 
 ENDING = ".ckpt"
@@ -62,9 +63,10 @@ class Found:
 
 
 def checkpoints_in(folder: str) -> list[str]:
-    """The paths of the checkpoints in a folder; files that are being written are none."""
+    """The paths of the checkpoints in a folder, files and sharded ones; what is being written is none."""
     names = [name for name in io.list_dir(folder) if name.endswith(ENDING) and not name.startswith(".")]
-    return [path for path in (io.join(folder, name) for name in names) if io.exists(path) and not io.is_dir(path)]
+    paths = [io.join(folder, name) for name in names]
+    return [path for path in paths if io.exists(path) and (not io.is_dir(path) or is_sharded(path))]
 
 
 def newest_valid(paths: Iterable[str], *, to_train: bool = True, skip_finished: bool = False) -> Found:
@@ -125,9 +127,8 @@ def newest_first(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _candidate(path: str) -> Candidate:
-    manifest = manifest_at(path)
-    about = manifest.about if manifest is not None else about_of(read_checkpoint(path, mmap=True))
-    return Candidate(path, about, io.modified_s(path))
+    about = about_at(path)
+    return Candidate(path, about if about is not None else about_of(read_checkpoint(path, mmap=True)), modified_s(path))
 
 
 def _position(about: About) -> tuple[int, int]:
@@ -155,22 +156,12 @@ def set_aside(path: str, reason: str) -> str | None:
         f"{reason}\n"
     )
     try:
-        target = _free(quarantine, io.name_of(real))
+        target = io.free_name(io.join(quarantine, io.name_of(real)))
         io.write_atomically(f"{target}.reason.txt", lambda file: file.write(text.encode()))
         io.move(real, target)
     except OSError:  # a folder that cannot be written: the file stays, and is passed over
         return None
     return target
-
-
-def _free(folder: str, name: str) -> str:
-    taken = set(io.list_dir(folder))
-    stem, dot, ending = name.rpartition(".")
-    version = 0
-    while name in taken:
-        version += 1
-        name = f"{stem}-v{version}{dot}{ending}"
-    return io.join(folder, name)
 
 
 # ---------------------------------------------------------------------- runs that have come to their end

@@ -1,4 +1,4 @@
-"""`bolide checkpoint inspect | verify | convert | weights`: what is in a file, and whether it is whole.
+"""`bolide checkpoint inspect | verify | consolidate | convert | weights`: what is in it, and whether it is whole.
 
 Owns what is printed and the exit codes; the work is done by checkpoint/. Called by cli/main.py.
 """
@@ -18,17 +18,26 @@ MAX_LINES = 200
 
 
 def add_parsers(commands: Any, parser_class: Any) -> None:
-    """Adds `checkpoint` and its four commands."""
+    """Adds `checkpoint` and its five commands."""
     own = commands.add_parser(
         "checkpoint",
-        help="look into a checkpoint, check it, convert an old one, take the weights out",
+        help="look into a checkpoint, check it, make one file of shards, convert an old one, take the weights out",
         allow_abbrev=False,
     )
     kinds = own.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=parser_class)
     inspect = kinds.add_parser("inspect", help="what is in it: keys, shapes, sizes, step, versions", allow_abbrev=False)
-    inspect.add_argument("path", metavar="PATH", help="a file or URL")
+    inspect.add_argument("path", metavar="PATH", help="a file, the folder of a sharded checkpoint, or a URL")
     verify = kinds.add_parser("verify", help="whether it is whole; exit code 1 where one is not", allow_abbrev=False)
-    verify.add_argument("paths", metavar="PATH", nargs="+", help="files or URLs")
+    verify.add_argument("paths", metavar="PATH", nargs="+", help="files, folders of sharded checkpoints, or URLs")
+    consolidate = kinds.add_parser(
+        "consolidate",
+        help="make one file of the folder of a sharded checkpoint",
+        description="Writes whole tensors, so that torch, Lightning and every strategy read the file. Nothing that is "
+        "there is overwritten, and the folder stays.",
+        allow_abbrev=False,
+    )
+    consolidate.add_argument("path", metavar="DIR", help="the folder of a sharded checkpoint, or its URL")
+    consolidate.add_argument("out", metavar="OUT", nargs="?", help="default: DIR with .consolidated before its ending")
     convert = kinds.add_parser(
         "convert",
         help="write an old, pickled file as plain data",
@@ -42,7 +51,7 @@ def add_parsers(commands: Any, parser_class: Any) -> None:
         "--trust", metavar="NAME", nargs="*", default=[], help="classes and functions that may be imported and called"
     )
     weights = kinds.add_parser("weights", help="write the weights as a safetensors file", allow_abbrev=False)
-    weights.add_argument("path", metavar="PATH", help="a file or URL")
+    weights.add_argument("path", metavar="PATH", help="a file, the folder of a sharded checkpoint, or a URL")
     weights.add_argument("out", metavar="OUT.safetensors")
 
 
@@ -52,6 +61,8 @@ def run_checkpoint(options: argparse.Namespace) -> int:
         return inspect_file(options.path)
     if options.action == "verify":
         return verify_files(options.paths)
+    if options.action == "consolidate":
+        return consolidate_folder(options.path, options.out)
     if options.action == "convert":
         return convert_file(options.old, options.new, options.trust)
     return write_weights(options.path, options.out)
@@ -62,21 +73,37 @@ def run_checkpoint(options: argparse.Namespace) -> int:
 
 def inspect_file(path: str) -> int:
     """Prints what is in a file: its place, versions, keys, shapes, sizes. No value but counters and versions."""
-    from bolide.checkpoint.file import read_checkpoint, verify_checkpoint
+    from bolide.checkpoint.read import read_checkpoint, verify_checkpoint
+    from bolide.checkpoint.sharded import is_sharded
 
     report = verify_checkpoint(path)
     if not report.whole:
         raise CheckpointError(f"{path!r} is damaged: {report.problem}")
-    checkpoint = read_checkpoint(path, mmap=True)
+    checkpoint = without_reading(path) if is_sharded(path) else read_checkpoint(path, mmap=True)
     for line in description(checkpoint, report):
         print(printable(line))
     return 0
 
 
+def without_reading(path: str) -> dict[str, Any]:
+    """A sharded checkpoint with tensors of the right shapes and no memory."""
+    import torch
+
+    from bolide.checkpoint.sharded import contents_of
+    from bolide.checkpoint.stored import map_stored, opened
+
+    found: dict[str, Any] = map_stored(
+        opened(path, contents_of(path)), lambda one: torch.empty(one.shape, dtype=one.dtype, device="meta")
+    )
+    return found
+
+
 def description(checkpoint: Mapping[str, Any], report: Any) -> Iterator[str]:
     """The lines that tell what a checkpoint holds."""
     checked = {"sha256": "SHA-256 digests", "crc32": "CRC-32 sums (no digests: not written by Bolide)"}
-    yield f"file        {report.path}"
+    yield f"{'folder' if report.shards else 'file':<12}{report.path}"
+    if report.shards:
+        yield f"shards      {report.shards}"
     yield f"size        {size_text(report.size_bytes)}"
     yield f"whole       yes, by {checked.get(report.by, 'loading it')}"
     own = checkpoint.get("bolide")
@@ -159,7 +186,7 @@ def size_text(size_bytes: int) -> str:
 
 def verify_files(paths: list[str]) -> int:
     """Prints a line for each file; returns 1 where one is damaged or missing."""
-    from bolide.checkpoint.file import verify_checkpoint
+    from bolide.checkpoint.read import verify_checkpoint
 
     code = 0
     for path in paths:
@@ -175,11 +202,20 @@ def verify_files(paths: list[str]) -> int:
             continue
         step = f", step {report.about.step}" if report.about is not None else ""
         by = "" if report.by == "sha256" else f", checked by {'CRC-32' if report.by == 'crc32' else 'loading it'} only"
-        print(f"whole    {printable(path)} ({size_text(report.size_bytes)}{step}{by})")
+        shards = f" in {report.shards} shards" if report.shards else ""
+        print(f"whole    {printable(path)} ({size_text(report.size_bytes)}{shards}{step}{by})")
     return code
 
 
-# ---------------------------------------------------------------------- convert, weights
+# ---------------------------------------------------------------------- consolidate, convert, weights
+
+
+def consolidate_folder(path: str, out: str | None) -> int:
+    """Writes a sharded checkpoint as one file."""
+    from bolide.checkpoint.consolidate import consolidate
+
+    print(f"wrote {printable(consolidate(path, out))}")
+    return 0
 
 
 def convert_file(old: str, new: str, trusted: list[str]) -> int:
@@ -219,7 +255,7 @@ def write_weights(path: str, out: str) -> int:
     import torch
 
     from bolide.checkpoint import io
-    from bolide.checkpoint.file import read_checkpoint
+    from bolide.checkpoint.read import read_checkpoint
 
     if os.path.lexists(out):
         raise ConfigError(f"{out!r} is there already; give another path")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bolide.checkpoint import io
 from bolide.checkpoint.lock import FolderInUseError, RunLock
+from bolide.checkpoint.sharded import remove_leftovers
 from bolide.engine.signals import settled
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def lock(run: Run, folder: str, depth: int = 0) -> None:
     run.locks.append(made)
     if made.held:
         io.remove_parts(made.folder, depth)
+        remove_leftovers(made.folder, depth)
 
 
 def unlock(run: Run) -> None:

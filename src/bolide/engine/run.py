@@ -12,7 +12,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from bolide.checkpoint.lock import RunLock
-from bolide.checkpoint.rank_writer import RankWriter
+from bolide.checkpoint.rank_writer import PartsWriter, RankWriter
+from bolide.checkpoint.sharded_write import write_folder
 from bolide.checkpoint.writer import Writer
 from bolide.core.hooks import Receivers
 from bolide.core.messages import info
@@ -99,13 +100,7 @@ class Run:
         self.signals.shared = trainer.strategy.world_size > 1
         self.stop_agreed = False
         self.first_batch_checked = False
-        settings = self.config.checkpointing
-        kind = RankWriter if self.signals.shared else Writer
-        self.writer = kind(
-            trainer.write_checkpoint, settings.on_save_error,
-            asynchronous=settings.async_ and self.strategy.checkpoint_io is None
-            and not self.config.switches.saves_within_hooks,
-        )  # fmt: skip
+        self.writer = self._new_writer()
         self.memory_is_ready = False
         self.locks: list[RunLock] = []
         self.starts_over = False
@@ -119,6 +114,19 @@ class Run:
         """Who listens to hooks."""
         apart = self.state.fn == "fit" and not self.config.switches.saves_within_hooks
         return Receivers(self.trainer, self.module, self.datamodule, list(self.trainer.callbacks), apart)
+
+    @property
+    def saves_parts(self) -> bool:
+        """Whether a checkpoint is a folder to which each rank writes its part."""
+        return self.strategy.saves_parts and self.config.checkpointing.format != "file"
+
+    def _new_writer(self) -> Writer:
+        settings = self.config.checkpointing
+        aside = settings.async_ and self.strategy.checkpoint_io is None and not self.config.switches.saves_within_hooks
+        if self.saves_parts and self.signals.shared:
+            return PartsWriter(settings.on_save_error, aside)
+        write = write_folder if self.saves_parts else self.trainer.write_checkpoint
+        return (RankWriter if self.signals.shared else Writer)(write, settings.on_save_error, aside)
 
     # ------------------------------------------------------------------ counts
 

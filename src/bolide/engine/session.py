@@ -15,7 +15,8 @@ import torch
 
 from bolide.checkpoint import io, store
 from bolide.checkpoint.digest import About
-from bolide.checkpoint.file import read_checkpoint
+from bolide.checkpoint.parts import share_of_this_rank
+from bolide.checkpoint.read import open_checkpoint
 from bolide.checkpoint.state import collect, keyed, restore_module, restore_training
 from bolide.core.errors import UserCodeError
 from bolide.core.hooks import Hooks, overrides, resolve
@@ -165,9 +166,11 @@ def open_fit(run: Run, ckpt_path: str | None) -> None:
     checkpoint = None
     if ckpt_path is not None:
         checkpoint = read(run, ckpt_path)
-        restore_module(run, checkpoint, ckpt_path, fitting=True)
+        load_placed = restore_module(run, checkpoint, ckpt_path, fitting=True)
     run.precision.convert_module(module)
     run.optimizers = run.strategy.prepare(module, lambda: build_optimizers(run))
+    if checkpoint is not None:
+        load_placed()
     run.proxies = proxies_of(run)
     run.validation_enabled = validation_enabled(run)
     run.val_every = run.config.interval
@@ -199,11 +202,14 @@ def open_other(run: Run, stage: str, ckpt_path: str | None) -> Hooks:
     attach(run, stage)
     rank_log.connect(run)
     set_up(run)
+    load_placed = None
     if ckpt_path is not None:
-        restore_module(run, read(run, ckpt_path), ckpt_path, fitting=False)
+        load_placed = restore_module(run, read(run, ckpt_path), ckpt_path, fitting=False)
         info(f"The weights are those of {ckpt_path}.")
     run.precision.convert_module(module)
     run.strategy.prepare(module, None)
+    if load_placed is not None:
+        load_placed()
     log_hyperparams(run)
     module.zero_grad()
     run.log.epoch = run.progress.epoch
@@ -211,9 +217,9 @@ def open_other(run: Run, stage: str, ckpt_path: str | None) -> Hooks:
 
 
 def read(run: Run, path: str) -> dict[str, Any]:
-    """A checkpoint, by the format that the run writes: the user's own where one was given."""
+    """A checkpoint, by the format that the run writes: the user's own where one was given. All ranks must call it."""
     own = run.strategy.checkpoint_io
-    return read_checkpoint(path) if own is None else own.load_checkpoint(path)
+    return open_checkpoint(path) if own is None else own.load_checkpoint(path)
 
 
 def build_optimizers(run: Run) -> list[Any]:
@@ -358,12 +364,12 @@ def dry_collect(run: Run) -> None:
             to_plain(callback.state_dict(), f"callbacks.{key}")
 
 
-def checkpoint_of(run: Run, weights_only: bool) -> dict[str, Any]:
-    """What a checkpoint of the run holds now."""
-    checkpoint = collect(run, weights_only)
+def checkpoint_of(run: Run, weights_only: bool, in_parts: bool = False) -> dict[str, Any]:
+    """What a checkpoint of the run holds now; with `in_parts`, what this rank has to write of it."""
+    checkpoint = collect(run, weights_only, in_parts)
     if not weights_only:
         checkpoint["bolide"] |= ranks.of_all_ranks(run, saved_run(run))
-    return checkpoint
+    return share_of_this_rank(checkpoint) if in_parts else checkpoint
 
 
 # ---------------------------------------------------------------------- closing

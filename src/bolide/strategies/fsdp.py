@@ -46,7 +46,8 @@ class FSDPStrategy(ShardedStrategy):
             function.
         sharding_strategy: "FULL_SHARD", "SHARD_GRAD_OP" (parameters stay gathered after the forward pass),
             "HYBRID_SHARD" (sharded within a machine, or as `device_mesh` says, and replicated over them), "NO_SHARD".
-        state_dict_type: "full": files hold whole tensors, which any strategy reads.
+        state_dict_type: "full": a checkpoint is a file with whole tensors, gathered on the first process; "sharded": a
+            folder to which each process writes its part. Any strategy, and any number of processes, reads both.
         device_mesh: a DeviceMesh of one or two dimensions, or (replicas, shards).
         kwargs: `ParallelStrategy`'s arguments.
 
@@ -78,18 +79,13 @@ class FSDPStrategy(ShardedStrategy):
                 f"FSDPStrategy({unknown[0]}=...) is no argument of it: it stands on torch's fully_shard (FSDP2)."
                 + did_you_mean(unknown[0], (*OWN, *known))
             )
-        super().__init__(**kwargs)
+        super().__init__(saves_parts=state_dict_type == "sharded", **kwargs)
         name = str(getattr(sharding_strategy, "name", sharding_strategy)).upper()
         wrong = []
         if name not in SHARDING:
             wrong.append(f"FSDPStrategy(sharding_strategy={sharding_strategy!r}) must be one of {', '.join(SHARDING)}")
-        if state_dict_type == "sharded":
-            wrong.append(
-                "FSDPStrategy(state_dict_type='sharded') is not built in this version of Bolide: write 'full', whose "
-                "files any strategy and any number of processes read"
-            )
-        elif state_dict_type != "full":
-            wrong.append(f"FSDPStrategy(state_dict_type={state_dict_type!r}) must be 'full'")
+        if state_dict_type not in ("full", "sharded"):
+            wrong.append(f"FSDPStrategy(state_dict_type={state_dict_type!r}) must be 'full' or 'sharded'")
         if isinstance(device_mesh, tuple) and len(device_mesh) != 2:
             wrong.append(f"FSDPStrategy(device_mesh={device_mesh!r}) must be (replicas, shards)")
         if activation_checkpointing is not None and activation_checkpointing_policy is not None:

@@ -25,7 +25,8 @@ class ModelParallelStrategy(ShardedStrategy):
     Args:
         data_parallel_size: how many groups; "auto": one for each machine.
         tensor_parallel_size: how many processes a group has; "auto": those of a machine.
-        save_distributed_checkpoint: False: files hold whole tensors, which any strategy reads.
+        save_distributed_checkpoint: whether a checkpoint is a folder to which each process writes its part, or a file
+            with whole tensors, gathered on the first process. Any strategy reads both.
         kwargs: `ParallelStrategy`'s arguments.
 
     Example::
@@ -47,18 +48,13 @@ class ModelParallelStrategy(ShardedStrategy):
         save_distributed_checkpoint: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(saves_parts=bool(save_distributed_checkpoint), **kwargs)
         sizes = {"data_parallel_size": data_parallel_size, "tensor_parallel_size": tensor_parallel_size}
         wrong = [
             f"ModelParallelStrategy({name}={size!r}) must be a number of at least 1, or 'auto'"
             for name, size in sizes.items()
             if size != "auto" and (not isinstance(size, int) or isinstance(size, bool) or size < 1)
         ]
-        if save_distributed_checkpoint:
-            wrong.append(
-                "ModelParallelStrategy(save_distributed_checkpoint=True) is not built in this version of Bolide: leave "
-                "it out; the files hold whole tensors, which any strategy reads"
-            )
         if wrong:
             raise ConfigError(wrong)
         self._sizes = (data_parallel_size, tensor_parallel_size)

@@ -1,7 +1,8 @@
 """What strategies with sharded parameters share: full and local state, clipping over meshes, the control word.
 
-Parameters are torch's DTensors there. The files that are saved hold whole tensors, so that any strategy, one process,
-and plain torch read them. Who calls: FSDPStrategy and ModelParallelStrategy.
+Parameters are torch's DTensors there. What is saved as one file holds whole tensors, so that any strategy, one process,
+and plain torch read it; a sharded checkpoint gets each process's parts. Who calls: FSDPStrategy and
+ModelParallelStrategy.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
 from bolide import collectives
-from bolide.core.errors import UserCodeError
+from bolide.checkpoint.parts import box_of
+from bolide.checkpoint.shards import need_library
+from bolide.checkpoint.stored import Stored, whole
+from bolide.core.errors import ConfigError, UserCodeError
 from bolide.core.protocols import Optimizable
 from bolide.strategies.control import ControlWord
 from bolide.strategies.parallel import ParallelStrategy
@@ -30,11 +34,28 @@ class ShardedStrategy(ParallelStrategy):
     strategy_name = "sharded"
     sharded = True
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, saves_parts: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.saves_parts = saves_parts
         self._word: ControlWord | None = None
         self._sync = True
         self.share = 1.0
+
+    def start(self, exact: bool = False) -> None:
+        """Opens the group of processes.
+
+        Raises:
+            MissingPackageError: checkpoints are to be sharded, and the package that reads them is not installed.
+            ConfigError: they are to be sharded, and written by a CheckpointIO.
+        """
+        if self.saves_parts:
+            need_library(f"A sharded checkpoint of strategy={self.strategy_name!r}")
+            if self.checkpoint_io is not None:
+                raise ConfigError(
+                    f"{type(self).__name__} is to save sharded checkpoints, which have a format of their own: leave "
+                    "that, or the CheckpointIO, out"
+                )
+        super().start(exact)
 
     @property
     def word(self) -> ControlWord | None:
@@ -140,7 +161,8 @@ class ShardedStrategy(ParallelStrategy):
         return found
 
     def localized(self, module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Whole tensors by name as `module` holds them: this rank's parts of those that it has sharded."""
+        """Weights by name as `module` holds them: this rank's parts of those that it has sharded, and only they are
+        read of what is Stored."""
         own = module.state_dict()
         return {name: _like(value, own.get(name)) for name, value in state.items()}
 
@@ -163,10 +185,22 @@ class ShardedStrategy(ParallelStrategy):
 
 def _like(value: Any, own: Any) -> Any:
     """`value` (whole) as `own` is: sharded alike where that is a DTensor of the same shape."""
+    if isinstance(value, Stored) and isinstance(own, DTensor) and value.shape == own.shape:
+        return _part_like(value, own)
+    value = whole(value)
     if not isinstance(own, DTensor) or not isinstance(value, Tensor) or value.shape != own.shape:
         return value
     device = own.device_mesh.device_type
     return distribute_tensor(value.to(device), own.device_mesh, own.placements, src_data_rank=None)
+
+
+def _part_like(stored: Stored, own: DTensor) -> DTensor:
+    """What this rank holds of a tensor on the disk, spread over ranks as `own` is."""
+    local, box = own.to_local(), box_of(own)
+    part = torch.empty_like(local, dtype=stored.dtype) if box is None else stored.read(box).to(local.device)
+    return DTensor.from_local(
+        part, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+    )
 
 
 def clip_over_meshes(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:

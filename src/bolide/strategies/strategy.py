@@ -29,6 +29,12 @@ class Strategy:
     distributed = False
     """Whether it runs several processes; such a one is given its place among them, and opens their group."""
 
+    sharded = False
+    """Whether parameters may be spread over processes."""
+
+    saves_parts = False
+    """Whether a checkpoint is a folder to which each process writes its part, unless a file is asked for."""
+
     start_method: Literal["script", "spawn", "fork"] | None = None
     """How the processes are started where nobody has: None runs the script again, or forks where there is none."""
 
@@ -106,12 +112,17 @@ class Strategy:
         """The state of an optimizer as a file holds it."""
         return optimizer.state_dict()
 
+    def state_in_parts(self) -> dict[str, Any]:
+        """The module's weights by name as this process has them: parts of those that are spread over processes."""
+        assert self.module is not None
+        return plain_keys(self.module.state_dict())
+
     def load_optimizer(self, optimizer: Optimizable, state: dict[str, Any]) -> None:
-        """Takes the state of an optimizer from a file."""
+        """Takes the state of an optimizer from a file; tensors of a sharded checkpoint are Stored where `sharded`."""
         optimizer.load_state_dict(state)
 
     def localized(self, module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Weights of a file as `module`, which may be spread over processes, takes them."""
+        """Weights of a file as `module`, which may be spread over processes, takes them; they may be Stored there."""
         return state
 
     def bind(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:

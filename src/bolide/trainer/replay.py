@@ -22,7 +22,7 @@ from bolide.callbacks.step_record import StepRecord
 from bolide.callbacks.timer import Timer
 from bolide.checkpoint import io, store
 from bolide.checkpoint.digest import About
-from bolide.checkpoint.file import manifest_at, read_checkpoint
+from bolide.checkpoint.read import about_at, read_checkpoint
 from bolide.core.config import RunConfig
 from bolide.core.errors import CheckpointError, MisconfigurationException
 from bolide.data.position import generator_states, set_generator_states
@@ -129,10 +129,9 @@ def checkpoints(trainer: Any) -> dict[str, About]:
     for callback in trainer.checkpoint_callbacks:
         for path in store.checkpoints_in(str(getattr(callback, "dirpath", None) or "")):
             try:
-                manifest = manifest_at(path)
+                about = about_at(path)
             except CheckpointError:
                 continue  # damaged: another one will do
-            about = manifest.about if manifest is not None else None
             if about is not None and about.step is not None and not about.weights_only:
                 found[path] = about
     if not found:

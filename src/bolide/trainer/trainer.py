@@ -16,7 +16,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from bolide.checkpoint.file import write_checkpoint
-from bolide.collectives import on_rank_zero
+from bolide.checkpoint.sharded_write import write_folder
+from bolide.collectives import on_rank_zero, side_group
 from bolide.compat.lightning_args import method_arguments
 from bolide.core import env
 from bolide.core.config import Checkpointing, Performance, Resilience, RunConfig, Watch
@@ -477,17 +478,24 @@ class Trainer(TrainerProperties):
     # ------------------------------------------------------------------ what users call within a run
 
     def save_checkpoint(
-        self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None
+        self,
+        filepath: str | Path,
+        weights_only: bool | None = None,
+        storage_options: Any = None,
+        sharded: bool | None = None,
     ) -> None:
-        """Writes a checkpoint of the run as it stands; returns when it is on the disk.
+        """Writes a checkpoint of the run as it stands; returns when it is on the disk. All processes must call it.
 
         Args:
             filepath: a path or a URL for fsspec.
             weights_only: without optimizers, schedulers and callbacks.
             storage_options: handed to a CheckpointIO of one's own.
+            sharded: False writes one file with whole tensors, gathered on the first process; True a folder to which
+                each process writes its part; by default as the strategy says.
 
         Raises:
             MisconfigurationException: nothing was run yet.
+            ConfigError: `sharded`, and a CheckpointIO.
         """
         run = self._run
         if run is None:
@@ -496,8 +504,17 @@ class Trainer(TrainerProperties):
             )
         with run.phases.within(SAVING):
             run.writer.join()
-            checkpoint = session.checkpoint_of(run, bool(weights_only))
-            on_rank_zero(lambda: self.write_checkpoint(checkpoint, filepath, storage_options))
+            in_parts = run.saves_parts if sharded is None else sharded
+            if in_parts and (storage_options is not None or self._strategy.checkpoint_io is not None):
+                raise ConfigError(
+                    "A sharded checkpoint has a format of its own: a CheckpointIO and storage_options are for files. "
+                    "Write sharded=False"
+                )
+            checkpoint = session.checkpoint_of(run, bool(weights_only), in_parts)
+            if in_parts:
+                write_folder(checkpoint, os.fspath(filepath), side_group.get())
+            else:
+                on_rank_zero(lambda: self.write_checkpoint(checkpoint, filepath, storage_options))
 
     def begin_save(
         self,
@@ -531,7 +548,7 @@ class Trainer(TrainerProperties):
         assert run is not None, "only a run saves"
         with run.phases.within(SAVING):
             return run.writer.save(
-                session.checkpoint_of(run, weights_only), paths, then,
+                session.checkpoint_of(run, weights_only, run.saves_parts), paths, then,
                 otherwise=otherwise, after_commit=after_commit, wait=wait,
             )  # fmt: skip
 
