@@ -15,6 +15,7 @@ from typing import Any
 from bolide.callbacks import Callback, ModelCheckpoint
 from bolide.core.errors import ConfigError, UserCodeError, did_you_mean
 from bolide.core.messages import notes_silenced
+from bolide.data.loaders import made
 from bolide.module import LightningModule
 from bolide.seed import seed_everything
 from bolide.trainer.trainer import Trainer
@@ -147,7 +148,7 @@ def search(
         runner = Trainer(**{**quiet, **options, "callbacks": [*own, reports, saver], "default_root_dir": folder})
         try:
             with notes_silenced():
-                runner.fit(module, _made(train_dataloaders), _made(val_dataloaders), _made(datamodule))
+                runner.fit(module, made(train_dataloaders), made(val_dataloaders), made(datamodule))
         finally:
             trial.results["checkpoint"] = saver.best_model_path or None
             trial.results["metrics"] = {name: float(value) for name, value in runner.callback_metrics.items()}
@@ -165,9 +166,3 @@ def search(
         kept["index"], best.value, dict(kept["settings"]), kept["metrics"], [tuple(x) for x in kept["history"]],
         kept["checkpoint"], study,
     )  # fmt: skip
-
-
-def _made(thing: Any) -> Any:
-    """What a function without arguments makes; anything else as it is."""
-    is_function = callable(thing) and not hasattr(thing, "__iter__") and not hasattr(thing, "setup")
-    return thing() if is_function else thing
