@@ -8,13 +8,12 @@ users, and `bolide launch --ray`.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import runpy
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +28,8 @@ from bolide.launch.processes import RankError
 from bolide.launch.ray_cluster import connected
 
 STORAGE = "ray_results"
-LEFT_AS_IT_IS = ("RAY_CHDIR_TO_TRIAL_DIR", "RAY_TRAIN_ENABLE_PRINT_PATCH")
-"""Switches of Ray Train's, put to 0."""
+WORKERS_AS_THEY_ARE = {"RAY_CHDIR_TO_TRIAL_DIR": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
+"""Ray Train leaves a worker's current folder as it is, and what it prints."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def run(
     asked = {"CPU": cpus_per_worker, **(resources_per_worker or {})}
     with connected(
         "Training on Ray", cpus=num_workers * asked["CPU"], address=address, runtime_env=runtime_env
-    ) as ray, _workers_as_they_are():  # fmt: skip
+    ) as ray, env.changed(WORKERS_AS_THEY_ARE):  # fmt: skip
         from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, WorkerGroupError
         from ray.train.torch import TorchTrainer
 
@@ -296,19 +295,3 @@ def _script_here(given: str, full: str, arguments: list[str], is_module: bool) -
 def _storage(path: str | os.PathLike[str] | None) -> str:
     text = os.fspath(path) if path is not None else STORAGE
     return text.rstrip("/") if "://" in text else os.path.abspath(os.path.expanduser(text))
-
-
-@contextlib.contextmanager
-def _workers_as_they_are() -> Iterator[None]:
-    """Within the block Ray Train leaves the current folder of a worker as it is, and what it prints."""
-    before = {name: env.get(name) for name in LEFT_AS_IT_IS}
-    for name in LEFT_AS_IT_IS:
-        env.set(name, "0")
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                env.unset(name)
-            else:
-                env.set(name, value)
