@@ -103,12 +103,27 @@ def test_an_error_ends_the_search_and_the_study_goes_on(tmp_path, cluster):
 
 
 def test_the_second_door_on_ray(tmp_path, cluster):
+    import bolide.transformers as door
     from tests.transformers.test_search import loss, space, trainer
 
-    alone = trainer(tmp_path / "a").hyperparameter_search(space, loss, n_trials=3, pruner="none")
-    best = trainer(tmp_path / "b").hyperparameter_search(
-        space, loss, n_trials=3, pruner="none", backend="ray", storage=str(tmp_path / "study.db")
+    class Kills(door.TrainerCallback):
+        """Kills the process of one trial, once."""
+
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step > 0 and not (tmp_path / "killed").exists():
+                (tmp_path / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            with open(tmp_path / "starts", "a", encoding="utf-8") as file:
+                file.write(f"{state.global_step}\n")
+
+    alone = trainer(tmp_path / "a").hyperparameter_search(space, loss, n_trials=2, pruner="none")
+    best = trainer(tmp_path / "b", callbacks=[Kills()]).hyperparameter_search(
+        space, loss, n_trials=2, pruner="none", backend="ray", storage=str(tmp_path / "study.db")
     )
+    starts = [int(line) for line in (tmp_path / "starts").read_text().split()]
+    assert len(starts) == 3 and starts.count(0) == 2 and max(starts) in (3, 6)  # the end of the first epoch
     assert (best.run_id, best.hyperparameters) == (alone.run_id, alone.hyperparameters)
     assert best.objective == pytest.approx(alone.objective, abs=1e-6)
     assert os.path.isdir(best.checkpoint)

@@ -53,10 +53,11 @@ def run_on_ray(options: argparse.Namespace) -> int:
     asked = {name: value for name, value in given.items() if value is not None}
     try:
         run_script(
-            options.script, options.arguments, is_module=options.module, max_failures=options.max_restarts, **asked
+            options.script, options.arguments, is_module=options.module, max_failures=options.max_restarts or 0, **asked
         )
     except RankError as error:
-        print(f"bolide: {printable(str(error))}", file=sys.stderr, flush=True)
+        text = "\n".join(printable(line) for line in str(error).splitlines())
+        print(f"bolide: {text}", file=sys.stderr, flush=True)
         return 1
     return 0
 

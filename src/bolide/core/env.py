@@ -59,6 +59,7 @@ VARIABLES: dict[str, Variable] = {
     "RAY_ADDRESS": Variable("the Ray cluster that is meant where no address is given"),
     "RAY_CHDIR_TO_TRIAL_DIR": Variable("0 leaves Ray Train's workers in the folder that they were started in"),
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": Variable("0, before Ray is imported: a Ray started here binds loopback only"),
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": Variable("0 has Ray Train not watch for machines that are taken away"),
     "RAY_TRAIN_ENABLE_PRINT_PATCH": Variable("0 has Ray Train's workers print each line once"),
     "RAY_USAGE_STATS_ENABLED": Variable("0 keeps Ray from reporting its use; set where it is not given"),
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": Variable("1 keeps Ray Tune from writing each report into three files"),

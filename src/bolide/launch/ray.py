@@ -25,11 +25,14 @@ from bolide.core.messages import info, warn
 from bolide.launch.environments import restart_count
 from bolide.launch.group import close_group, opened
 from bolide.launch.processes import RankError
-from bolide.launch.ray_cluster import connected
+from bolide.launch.ray_cluster import connected, enter, folder_for_workers
 
 STORAGE = "ray_results"
-WORKERS_AS_THEY_ARE = {"RAY_CHDIR_TO_TRIAL_DIR": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
+SWITCHES = {"RAY_CHDIR_TO_TRIAL_DIR": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
 """Ray Train leaves a worker's current folder as it is, and what it prints."""
+
+ALONE = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
+"""On a Ray of this machine's own no machine is taken away."""
 
 
 @dataclass(frozen=True)
@@ -120,18 +123,17 @@ def run(
     asked = {"CPU": cpus_per_worker, **(resources_per_worker or {})}
     with connected(
         "Training on Ray", cpus=num_workers * asked["CPU"], address=address, runtime_env=runtime_env
-    ) as ray, env.changed(WORKERS_AS_THEY_ARE):  # fmt: skip
+    ) as (ray, alone), env.changed(SWITCHES | (ALONE if alone else {})):  # fmt: skip
         from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, WorkerGroupError
-        from ray.train.torch import TorchTrainer
 
-        from bolide.launch.ray_backend import PlaceOnly, Told, first_failed, told
+        from bolide.launch.ray_backend import AloneTrainer, PlaceOnly, Told, TorchTrainer, first_failed, told
 
         if use_gpu is None:
             use_gpu = ray.cluster_resources().get("GPU", 0) > 0
         if storage_path is None and sum(bool(node["Alive"]) for node in ray.nodes()) > 1:
             warn(f"storage_path={storage!r} must be a folder that all machines of the cluster see; give it one")
-        trainer = TorchTrainer(
-            _worker(train, os.getcwd()),
+        trainer = (AloneTrainer if alone else TorchTrainer)(
+            _worker(train, folder_for_workers(ray)),
             torch_config=PlaceOnly(variables={"PL_TRAINER_DEFAULT_ROOT_DIR": f"{storage}/{name}"}),
             scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=use_gpu, resources_per_worker=asked),
             run_config=RunConfig(
@@ -226,12 +228,11 @@ def run_script(script: str, arguments: Sequence[str], *, is_module: bool = False
 # ---------------------------------------------------------------------- within a worker
 
 
-def _worker(train: Callable[[], Any], folder: str) -> Callable[[], Any]:
+def _worker(train: Callable[[], Any], folder: str | None) -> Callable[[], Any]:
     """What Ray calls in each worker: in the folder of the program that asked, where there is one."""
 
     def worker() -> Any:
-        if os.path.isdir(folder):
-            os.chdir(folder)
+        enter(folder)
         try:
             answer = train()
         except BaseException:
@@ -268,7 +269,7 @@ def _fit_here(module: Any, data: tuple[Any, ...], options: dict[str, Any], ckpt_
 
 def _script_here(given: str, full: str, arguments: list[str], is_module: bool) -> None:
     """Runs the script as `__main__`, with its own sys.argv and its folder at the head of sys.path."""
-    path = next((path for path in (full, os.path.abspath(given)) if os.path.isfile(path)), None)
+    path = next((path for path in (os.path.abspath(given), full) if os.path.isfile(path)), None)
     if path is None and not is_module:
         raise ConfigError(
             f"There is no script {full!r} on this machine of the cluster. Put it on a file system that all machines "

@@ -16,7 +16,7 @@ import ray.train
 from ray.exceptions import RayActorError
 from ray.train import UserCallback
 from ray.train.backend import Backend
-from ray.train.torch import TorchConfig
+from ray.train.torch import TorchConfig, TorchTrainer
 
 from bolide.core import env
 from bolide.engine.ranks import SIGNS_OF_ANOTHERS_END
@@ -89,6 +89,17 @@ def take_place(values: dict[str, str]) -> None:
     }
     for name, value in {**values, **own}.items():
         env.set(name, str(value))
+
+
+class AloneTrainer(TorchTrainer):
+    """Ray Train on a Ray that was started for this one run, and ends with it: without the process that tidies up.
+
+    That process asks the dashboard, which such a Ray lacks, and complains each second. Goes when it no longer does.
+    """
+
+    def _create_default_callbacks(self) -> list[Any]:
+        made = super()._create_default_callbacks()
+        return [one for one in made if type(one).__name__ != "PlacementGroupCleanerCallback"]
 
 
 class Told(UserCallback):

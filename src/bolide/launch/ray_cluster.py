@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,8 +41,8 @@ def connected(
     address: str | None = None,
     runtime_env: dict[str, Any] | None = None,
     log_to_driver: bool = True,
-) -> Iterator[Any]:
-    """The package `ray`, connected; what was connected here is disconnected, and what was started here is ended.
+) -> Iterator[tuple[Any, bool]]:
+    """The package `ray`, connected, and whether Ray was started for it; it is disconnected, and ended, afterwards.
 
     Args:
         feature: what needs Ray, for an error.
@@ -66,7 +67,7 @@ def connected(
             name = "address" if address is not None else "runtime_env"
             raise ConfigError(f"{name}=...: this process is connected to Ray already; leave {name} out")
         _tell_of_shortage(ray, cpus)
-        yield ray
+        yield ray, False
         return
     options: dict[str, Any] = {"runtime_env": runtime_env, "log_to_driver": log_to_driver, "logging_level": "WARNING"}
     if env.get("RAY_USAGE_STATS_ENABLED") is None:
@@ -79,9 +80,21 @@ def connected(
         raise ConfigError(f"address={address!r}: no Ray cluster answers there: {error}") from error
     try:
         _tell_of_shortage(ray, cpus)
-        yield ray
+        yield ray, here
     finally:
         ray.shutdown()
+
+
+def folder_for_workers(ray: Any) -> str | None:
+    """The current folder, in which the workers are to run; None where Ray sends them one."""
+    sent = ray.get_runtime_context().runtime_env.get("working_dir")
+    return None if sent else os.getcwd()
+
+
+def enter(folder: str | None) -> None:
+    """In a worker: goes to that folder, where the machine has one of that name."""
+    if folder is not None and os.path.isdir(folder):
+        os.chdir(folder)
 
 
 def _tell_of_shortage(ray: Any, cpus: float) -> None:

@@ -22,7 +22,7 @@ from ray.tune.search import Searcher
 
 from bolide.checkpoint import io
 from bolide.core import env
-from bolide.launch.ray_cluster import connected
+from bolide.launch.ray_cluster import connected, enter, folder_for_workers
 from bolide.tuner.trial import Trial
 
 TOLD = "told"
@@ -61,13 +61,15 @@ def run_on_ray(
     name = f"study-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     folder = folder if io.is_remote(folder) else os.path.abspath(folder)
     begun = io.join(folder, name, "begun")
-    here, errors = os.getcwd(), Errors()
+    errors = Errors()
     quiet = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1"}
 
-    def trial_main(config: dict[str, Any]) -> None:
-        _trial_main(config, train, here, begun)
-
     with connected('backend="ray"', cpus=jobs, log_to_driver=False), env.changed(quiet):
+        here = folder_for_workers(ray)
+
+        def trial_main(config: dict[str, Any]) -> None:
+            _trial_main(config, train, here, begun)
+
         gpus = ray.cluster_resources().get("GPU", 0) > 0
         search, scheduler = Asks(keeper, errors), GivesUp(keeper, errors)
         scheduler.numbers = search.numbers
@@ -174,10 +176,9 @@ class EndsWithAnError(tune.Stopper):
         return bool(self.errors.texts)
 
 
-def _trial_main(config: dict[str, Any], train: Callable[[Trial], Any], here: str, begun: str) -> None:
+def _trial_main(config: dict[str, Any], train: Callable[[Trial], Any], here: str | None, begun: str) -> None:
     """In a process of its own, on some machine: one trial."""
-    if os.path.isdir(here):
-        os.chdir(here)
+    enter(here)
     mark = io.join(begun, str(config["index"]))
     goes_on = io.exists(mark)
     if not goes_on:
