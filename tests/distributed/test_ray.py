@@ -59,9 +59,9 @@ def test_a_worker_starts_no_processes(monkeypatch: Any, tmp_path: Path) -> None:
 
 def test_what_is_refused(monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as told:
-        on_ray.run(3, num_workers=0, max_failures=-2, cpus_per_worker=-1)  # type: ignore[arg-type]
+        on_ray.run(3, num_workers=0, max_failures=-2, cpus_per_worker=-1, name="../x")  # type: ignore[arg-type]
     assert [text.partition("=")[0] for text in told.value.problems] == [
-        "train", "num_workers", "max_failures", "cpus_per_worker",
+        "train", "num_workers", "max_failures", "cpus_per_worker", "name",
     ]  # fmt: skip
     with pytest.raises(ConfigError) as told:
         on_ray.fit(Net(), trainer={"devices": 2, "num_nodes": 2}, num_workers=2)
@@ -210,3 +210,39 @@ def test_an_error_names_its_rank(cluster: Any) -> None:
     with pytest.raises(RankError, match="what is wrong") as told:
         on_ray.run(train, num_workers=1, cpus_per_worker=0.5)
     assert told.value.rank == 0
+
+
+CLUSTER = """
+import json
+from ray.cluster_utils import Cluster
+import bolide.launch.ray
+from bolide import collectives
+
+there = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+there.add_node(num_cpus=1)
+
+def train():
+    one = trainer("auto")
+    module = Net()
+    one.fit(module, batches(32, 4))
+    return collectives.gather_to_zero([one.global_rank, one.world_size]), module.weights.tolist()
+
+try:
+    found = bolide.launch.ray.run(train, num_workers=2, address=there.address)
+finally:
+    there.shutdown()
+open("found.json", "w").write(json.dumps(found))
+"""
+
+
+@has_ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_cluster_that_is_there_is_joined(tmp_path: Path) -> None:
+    done = run_script(tmp_path, CLUSTER, timeout_s=WITHIN_S)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks, weights = json.loads((tmp_path / "found.json").read_text())
+    alone = Net()
+    trainer(1).fit(alone, batches(32, 8))
+    assert ranks == [[0, 2], [1, 2]] and torch.allclose(torch.tensor(weights), alone.weights, atol=1e-6)
+    assert "must be a folder that all machines of the cluster see" in done.stderr

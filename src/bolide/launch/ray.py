@@ -116,6 +116,8 @@ def run(
     if not isinstance(cpus_per_worker, (int, float)) or cpus_per_worker < 0:
         wrong.append(f"cpus_per_worker={cpus_per_worker!r} must be a number of at least 0")
         cpus_per_worker = 0
+    if name is not None and (not name or name in (".", "..") or any(sign in name for sign in "/\\")):
+        wrong.append(f"name={name!r} must be the name of a folder below storage_path")
     if wrong:
         raise ConfigError(wrong)
     name = name or f"bolide-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
@@ -142,7 +144,7 @@ def run(
                 failure_config=FailureConfig(max_failures=max_failures),
                 callbacks=[Told()],
                 logging_config=LoggingConfig("ERROR"),  # what Ray tells of failures, Told tells
-            ),  # fmt: skip
+            ),
         )
         info(f"The run's folder is {storage}/{name}.")
         try:
