@@ -33,7 +33,7 @@ LAYERS: dict[str, int] = {
     "trainer": 4, "module": 4, "datamodule": 4, "compat": 4, "transformers": 4, "utilities": 4, "plugins": 4,
     "accelerators": 4, "demos": 4,
     # 5: what runs a Trainer
-    "cli": 5, "tuner": 5, "compat.drop_in": 5, "transformers.search": 5,
+    "cli": 5, "tuner": 5, "compat.drop_in": 5, "transformers.search": 5, "launch.ray": 5, "launch.ray_backend": 5,
 }  # fmt: skip
 """The layer of each part of the package; the longest matching name counts."""
 

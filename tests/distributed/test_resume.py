@@ -3,6 +3,7 @@ its samples."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,29 @@ def test_a_single_process_is_watched_and_started_again_too(tmp_path: Path) -> No
     done = run_script(tmp_path, body, str(tmp_path))
     assert done.returncode == 0, done.stderr[-2000:]
     assert "attempt 1 step 16" in done.stdout and "last.ckpt" in done.stdout
+
+
+def test_a_launch_that_starts_again_goes_on_in_its_folder(tmp_path: Path) -> None:
+    body = """
+    class Killed(Net):
+        def training_step(self, batch, batch_idx):
+            if self.global_step == 4 and self.global_rank == 1 and not os.path.exists("killed"):
+                open("killed", "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self.loss(batch)
+
+        def on_train_start(self):
+            with open(f"starts_{self.global_rank}", "a") as file:
+                file.write(f"{self.global_step} {self.trainer.log_dir}\\n")
+
+    saved = pl.callbacks.ModelCheckpoint(every_n_train_steps=1)
+    one = trainer("auto", logger=pl.loggers.CSVLogger("logs"), enable_checkpointing=True, callbacks=[saved],
+                  log_every_n_steps=1, checkpointing={"async": False})
+    one.fit(Killed(), batches(32, 4))
+    """
+    command = [sys.executable, "-m", "bolide.cli.main", "launch", "--nproc", "2", "--max-restarts", "1"]
+    done = run_script(tmp_path, body, launcher=command)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in range(2):
+        starts = (tmp_path / f"starts_{rank}").read_text().splitlines()
+        assert starts == [f"{step} logs/lightning_logs/version_0" for step in (0, 4)]

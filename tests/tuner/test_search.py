@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bolide as pl
 from bolide.checkpoint import io
-from bolide.core.errors import ConfigError, UserCodeError
+from bolide.core.errors import ConfigError, MissingPackageError, UserCodeError
 from bolide.tuner import search
 
 optuna = pytest.importorskip("optuna")
@@ -152,3 +152,12 @@ def test_two_processes_share_a_study(tmp_path):
     assert [trial.user_attrs["index"] for trial in best.study.finished()] == [0, 1, 2, 3, 4]
     assert best.settings == {"lr": 0.4}
     assert os.path.exists(best.checkpoint)
+
+
+def test_ray_asks_for_its_package_and_for_a_file(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="max_failures=-1(.|\n)*storage='study.db'"):
+        run({"lr": [0.1]}, tmp_path, backend="ray", max_failures=-1)
+    monkeypatch.setattr("bolide.launch.ray_cluster.NEEDED", ("no_such_package",))
+    with pytest.raises(MissingPackageError, match=r'pip install "bolide\[ray\]"'):
+        run({"lr": [0.1]}, tmp_path, backend="ray", storage=tmp_path / "study.db")
+    assert not (tmp_path / "study.db").exists()

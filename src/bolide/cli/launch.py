@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any
 
+from bolide.cli import launch_ray
 from bolide.core.errors import ConfigError
 
 
@@ -26,9 +27,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--nproc", default="auto", metavar="N", help="processes on this machine (auto: one a GPU)")
     parser.add_argument("--nnodes", default="1", metavar="N", help="machines, or the least and the most: 1:4")
     parser.add_argument("--endpoint", metavar="HOST:PORT", help="where the machines meet; needed for several")
-    parser.add_argument("--run-id", metavar="NAME", default="bolide", help="the same on all machines (%(default)s)")
+    parser.add_argument("--run-id", metavar="NAME", help="the same on all machines (bolide)")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="restarts of a failed group (0)")
     parser.add_argument("--hang-timeout-s", type=float, metavar="S", help="silence after which a rank counts as hung")
+    launch_ray.add_options(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name, as in python -m")
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments")
@@ -40,6 +42,9 @@ def run_launch(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: a number that is none, several machines without a place to meet, no such script.
     """
+    if options.ray:
+        return launch_ray.run_on_ray(options)
+    launch_ray.refuse_without_ray(options)
     count = process_count(options.nproc)
     least, greatest = node_counts(options.nnodes)
     if greatest > 1 and options.endpoint is None:
@@ -56,7 +61,7 @@ def run_launch(options: argparse.Namespace) -> int:
         count,
         nodes=(least, greatest),
         endpoint=options.endpoint,
-        run_id=options.run_id,
+        run_id=options.run_id or "bolide",
         max_restarts=options.max_restarts,
         hang_timeout_s=options.hang_timeout_s,
         # a machine that is gone is noticed within some seconds, and the others go on without it

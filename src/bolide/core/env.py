@@ -5,7 +5,9 @@ No other module touches `os.environ`. Values are read when asked for, never at i
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -52,6 +54,15 @@ VARIABLES: dict[str, Variable] = {
     "BOLIDE_AGENT_PID": Variable("the process that started this rank, whose end ends it too"),
     "BOLIDE_HEARTBEATS": Variable("the folder in which ranks leave word that they are alive"),
     "BOLIDE_ESTIMATE": Variable("numbers of devices, and their memory: a fit prints what it would take, and ends"),
+    "BOLIDE_RAY_ATTEMPT": Variable("set in each worker of Ray's: how often Ray has started this group again"),
+    "PL_TRAINER_DEFAULT_ROOT_DIR": Variable("where a Trainer writes that was given no default_root_dir"),
+    "RAY_ADDRESS": Variable("the Ray cluster that is meant where no address is given"),
+    "RAY_CHDIR_TO_TRIAL_DIR": Variable("0 leaves Ray Train's workers in the folder that they were started in"),
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": Variable("0, before Ray is imported: a Ray started here binds loopback only"),
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": Variable("0 has Ray Train not watch for machines that are taken away"),
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": Variable("0 has Ray Train's workers print each line once"),
+    "RAY_USAGE_STATS_ENABLED": Variable("0 keeps Ray from reporting its use; set where it is not given"),
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": Variable("1 keeps Ray Tune from writing each report into three files"),
     "SLURM_PROCID": Variable("this process's number among all, set by SLURM"),
     "SLURM_LOCALID": Variable("this process's number on its machine, set by SLURM"),
     "SLURM_JOB_ID": Variable("the SLURM job, used as TensorBoard's version, and to put it back into the queue"),
@@ -89,6 +100,22 @@ def unset(name: str) -> None:
     if name not in VARIABLES:
         raise KeyError(name)
     os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def changed(values: dict[str, str]) -> Iterator[None]:
+    """Within the block these variables of the table have these values; afterwards they are as they were."""
+    before = {name: os.environ.get(name) for name in values}
+    for name, value in values.items():
+        set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                unset(name)
+            else:
+                set(name, old)
 
 
 def trainer_arguments() -> dict[str, str]:

@@ -24,6 +24,12 @@ from bolide.data.position import Reader, open_iterator
 INFINITE = math.inf
 
 
+def made(thing: Any) -> Any:
+    """What a function without arguments makes of loaders or a data module; anything else as it is."""
+    is_function = callable(thing) and not hasattr(thing, "__iter__") and not hasattr(thing, "setup")
+    return thing() if is_function else thing
+
+
 @dataclass
 class Source:
     """One loader as the engine reads it.

@@ -429,13 +429,17 @@ def tell_agent(run: Run, error: BaseException) -> None:
         get_error_handler().record_exception(error)
 
 
+SIGNS_OF_ANOTHERS_END = (
+    "Connection closed by peer", "Connection reset by peer", "Broken pipe", "connection was closed"
+)  # fmt: skip
+"""Words of gloo's errors on a rank whose peer is gone."""
+
+
 def is_consequence(error: BaseException) -> bool:
     """Whether an error says no more than that another rank is gone, or that rank 0 has failed."""
     if isinstance(error, collectives.FailedOnRankZero):
         return True
-    text = str(error)
-    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "connection was closed")
-    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS_OF_ANOTHERS_END)
 
 
 # ---------------------------------------------------------------------- what each rank saves for itself

@@ -22,6 +22,7 @@ from bolide.collectives import any_rank
 from bolide.core.errors import CheckpointError, SIGTERMException
 from bolide.core.messages import info, warn
 from bolide.core.states import RunningStage
+from bolide.launch.environments import RayEnvironment
 
 if TYPE_CHECKING:
     from bolide.engine.run import Run
@@ -116,6 +117,8 @@ class SignalWatch:
     def install(self) -> None:
         """Puts the handlers in place of those that are there, which `restore` brings back."""
         if threading.current_thread() is not threading.main_thread():
+            if RayEnvironment.detect():
+                return  # Ray Train calls its workers' functions so
             info(
                 "This runs in a thread that is not the main one, where Python lets nobody hear signals: SIGTERM and "
                 "Ctrl-C will not save a checkpoint. Call the trainer in the main thread for that."

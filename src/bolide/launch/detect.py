@@ -7,15 +7,16 @@ from bolide.launch.environments import (
     LightningEnvironment,
     LSFEnvironment,
     MPIEnvironment,
+    RayEnvironment,
     TorchElasticEnvironment,
 )
 from bolide.launch.slurm import SLURMEnvironment
 
 KINDS: tuple[type[ClusterEnvironment], ...] = (
-    TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment, LightningEnvironment,
+    TorchElasticEnvironment, RayEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment, LightningEnvironment,
 )  # fmt: skip
 
 
 def detect() -> ClusterEnvironment | None:
-    """The launcher that started this process, or None: torchrun, SLURM, LSF, MPI, then bare variables."""
+    """The launcher that started this process, or None: torchrun, Ray, SLURM, LSF, MPI, then bare variables."""
     return next((kind() for kind in KINDS if kind.detect()), None)

@@ -1,7 +1,7 @@
 """What launchers and clusters tell each process: its number among all, and where the first one is.
 
-Owns the reading of torchrun's, LSF's, MPI's, Kubeflow's and a bare launcher's variables, and the order in which they
-are looked for; SLURM's are in launch/slurm. It starts nothing. Who calls: the world, when a Trainer is made.
+Owns the reading of torchrun's, Ray's, LSF's, MPI's, Kubeflow's and a bare launcher's variables, and the order in which
+they are looked for; SLURM's are in launch/slurm. It starts nothing. Who calls: the world, when a Trainer is made.
 """
 
 from __future__ import annotations
@@ -92,6 +92,25 @@ class TorchElasticEnvironment(ClusterEnvironment):
     def restart_count(self) -> int:
         """How often the agent has started this group again."""
         return _number("TORCHELASTIC_RESTART_COUNT", 0)
+
+
+class RayEnvironment(ClusterEnvironment):
+    """A worker of Ray Train's, which launch/ray has started."""
+
+    name = "Ray"
+
+    @staticmethod
+    def detect() -> bool:
+        """Whether this is such a worker."""
+        return env.get("BOLIDE_RAY_ATTEMPT") is not None
+
+    def node_rank(self) -> int:
+        """This machine's number."""
+        return _number("NODE_RANK", 0)
+
+    def local_world_size(self) -> int | None:
+        """How many workers this machine has."""
+        return _number("LOCAL_WORLD_SIZE", 1)
 
 
 class LSFEnvironment(ClusterEnvironment):
@@ -262,8 +281,8 @@ class LightningEnvironment(ClusterEnvironment):
 
 
 def restart_count() -> int:
-    """How often an elastic agent has started this group again; 0 without one."""
-    return _number("TORCHELASTIC_RESTART_COUNT", 0)
+    """How often an elastic agent, or Ray, has started this group again; 0 without one."""
+    return _number("TORCHELASTIC_RESTART_COUNT", _number("BOLIDE_RAY_ATTEMPT", 0))
 
 
 def port_of_job(job: str | None) -> int:

@@ -14,6 +14,7 @@ import torch
 
 from bolide.core import env
 from bolide.core.errors import ConfigError
+from bolide.launch.environments import RayEnvironment
 from bolide.world import in_notebook
 
 Start = Literal["script", "spawn", "fork"]
@@ -58,8 +59,13 @@ def how_to_start(asked: Start | None, name: str, devices: int) -> tuple[Start, l
         devices: how many processes, for errors.
 
     Raises:
-        ConfigError: within a running event loop, or forked after CUDA was started.
+        ConfigError: within a worker of Ray or a running event loop, or forked after CUDA was started.
     """
+    if RayEnvironment.detect():
+        raise ConfigError(
+            f"devices={devices} in a worker of Ray, which starts no processes itself: leave devices= out, and write "
+            f"num_workers={devices} (bolide launch --ray --num-workers {devices})"
+        )
     if in_event_loop():
         raise ConfigError(
             f"devices={devices} within a running event loop: starting the ranks would block it. Call the trainer "

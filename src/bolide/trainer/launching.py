@@ -17,7 +17,7 @@ from bolide.core import env
 from bolide.core.hooks import overrides
 from bolide.core.messages import warn_once
 from bolide.core.states import TrainerStatus
-from bolide.launch.environments import LightningEnvironment, restart_count
+from bolide.launch.environments import LightningEnvironment, RayEnvironment, restart_count
 from bolide.launch.script import how_to_start, script_command
 from bolide.trainer.checks import checked_module, split_data
 from bolide.trainer.paths import go_on_in, resolve_ckpt_path
@@ -56,12 +56,13 @@ def starts_ranks(trainer: Trainer) -> bool:
     if watched and world.launched and env.get("BOLIDE_AGENT_PID") is None:
         warn_once(
             "resilience={'max_restarts': ..., 'hang_timeout_s': ...} is for processes that Bolide starts; these were "
-            "started by a launcher, which has settings of its own (torchrun --max-restarts)"
+            "started by a launcher, which has settings of its own (torchrun --max-restarts, Ray's max_failures)"
         )
     if world.starts_ranks:
         return True
     # a single rank of an agent of its own finds itself started by torch's agent
-    return watched and env.get("TORCHELASTIC_RUN_ID") is None and script_command() is not None
+    lonely = env.get("TORCHELASTIC_RUN_ID") is None and not RayEnvironment.detect()
+    return watched and lonely and script_command() is not None
 
 
 NEEDED = {"fit": ("training_step",), "validate": ("validation_step",), "test": ("test_step",)}
@@ -187,11 +188,15 @@ def agreed_path(trainer: Trainer, fn: str, ckpt_path: Any, model_given: bool) ->
     return collectives.on_rank_zero(lambda: resolve_ckpt_path(trainer, fn, ckpt_path, model_given))
 
 
-def share_run_folder(trainer: Trainer) -> None:
-    """One folder for all ranks and restarts: that of the launch, else the one that the first rank's loggers take."""
+def take_launch_folder(trainer: Trainer) -> None:
+    """One folder for all restarts, where the launch has fixed one."""
     launched = env.get("BOLIDE_RUN_DIR")
     if launched and trainer._world.launched:
         go_on_in(trainer, launched)
+
+
+def share_run_folder(trainer: Trainer) -> None:
+    """One folder for all ranks: the one that the first rank's loggers have, or take now."""
     if collectives.size() == 1:
         return
     owners = [logger for logger in trainer.loggers if hasattr(logger, "_version")]

@@ -383,6 +383,7 @@ class Trainer(TrainerProperties):
         except BaseException:
             unlock(run)
             raise
+        launching.share_run_folder(self)  # now that it is known whether an earlier run goes on, in its folder
         self.ckpt_is_users = self.ckpt_path is not None and str(ckpt_path) not in ("auto", "last", "best")
         found_nothing = ckpt_path is not None and self.ckpt_path is None
         run.starts_over = found_nothing and not follows_a_finished_run(self)
@@ -399,6 +400,7 @@ class Trainer(TrainerProperties):
         module = checked_module(self, previous if model is None else model, fn, needed)
         loaders, datamodule = split_data(fn, loaders, datamodule, "dataloaders")
         self._start_ranks()
+        launching.share_run_folder(self)
         run = self._new_run(fn, module, datamodule)
         run.evals.given = loaders
         self.ckpt_path = launching.agreed_path(self, fn, ckpt_path, model_given=model is not None)
@@ -455,9 +457,9 @@ class Trainer(TrainerProperties):
         self._callbacks = WatchedList(self._callbacks, self._bump)  # a list that tells this trainer of its changes
 
     def _start_ranks(self) -> None:
-        """Opens the group of processes, where there are several; the loggers of all write to one folder."""
+        """Opens the group of processes, where there are several."""
         self._strategy.start(self.config.resilience.exact_resume)
-        launching.share_run_folder(self)
+        launching.take_launch_folder(self)
 
     def _new_log(self) -> Log:
         saves = {"save_every_s": -1.0} if self.config.switches.loggers_save_each_time else {}

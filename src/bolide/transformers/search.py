@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from bolide.checkpoint import io
 from bolide.core.errors import ConfigError
 from bolide.core.messages import warn
 from bolide.transformers.folders import checkpoints_in
 from bolide.transformers.state import BestRun, TrainerCallback
-from bolide.tuner.study import BACKENDS, Settings, Space, Trial, run_study
+from bolide.tuner.study import BACKENDS, Settings, Space, run_study
+from bolide.tuner.trial import Trial
 
 CLOCKS = ("_runtime", "_per_second", "_model_preparation_time")
-KNOWN = ("storage", "sampler", "pruner", "study_name", "timeout", "n_jobs", "progress_bar", "seed")
+KNOWN = ("storage", "sampler", "pruner", "study_name", "timeout", "n_jobs", "progress_bar", "seed", "max_failures")
 
 
 def default_space(trial: Any) -> dict[str, Any]:
@@ -90,6 +92,7 @@ def hyperparameter_search(
         pruner=options.get("pruner", "median"), seed=options.get("seed", trainer.args.seed),
         timeout_s=options.get("timeout"), n_jobs=options.get("n_jobs", 1),
         progress_bar=options.get("progress_bar", not trainer.args.disable_tqdm), backend=backend,
+        folder=os.path.join(trainer.args.output_dir or "search", "ray"), max_failures=options.get("max_failures", 2),
     )  # fmt: skip
 
     def train(trial: Trial) -> Any:
@@ -97,7 +100,7 @@ def hyperparameter_search(
             reports = Reports(trial, objective, len(directions) > 1)
             trainer.add_callback(reports)
             try:
-                trainer.train(trial=trial)
+                trainer.train(resume_from_checkpoint=_place_of(trainer, trial), trial=trial)
                 if reports.metrics is None or trainer.args.eval_strategy == "no":
                     reports.metrics = trainer.evaluate()
                 return objective(dict(reports.metrics))
@@ -124,6 +127,15 @@ def hyperparameter_search(
     if len(directions) > 1:
         return [run_of(found) for found in study.pareto()]
     return run_of(study.best())
+
+
+def _place_of(trainer: Any, trial: Trial) -> bool | None:
+    """True where a trial goes on that a lost process had begun; one that may have to finds no other's checkpoints."""
+    if trial.can_go_on and not trial.goes_on:
+        trainer._trial = trial
+        for folder in checkpoints_in(trainer._run_dir()):
+            io.remove(folder)
+    return trial.goes_on or None
 
 
 @contextmanager

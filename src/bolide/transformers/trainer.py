@@ -623,7 +623,7 @@ class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
             direction: "minimize" or "maximize", or a list of them, one for each objective.
             backend: "optuna" or "ray".
             hp_name: (trial) -> the name of its folder.
-            kwargs: storage, sampler, pruner, study_name, timeout, n_jobs, progress_bar.
+            kwargs: storage, sampler, pruner, study_name, timeout, n_jobs, progress_bar, seed, max_failures.
 
         Returns:
             A BestRun, or the list of those on the Pareto front for several directions.

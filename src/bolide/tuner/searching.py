@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from bolide.callbacks import Callback, ModelCheckpoint
+from bolide.checkpoint import io, store
 from bolide.core.errors import ConfigError, UserCodeError, did_you_mean
 from bolide.core.messages import notes_silenced
+from bolide.data.loaders import made
 from bolide.module import LightningModule
 from bolide.seed import seed_everything
 from bolide.trainer.trainer import Trainer
-from bolide.tuner.study import Settings, Space, Study, Trial, run_study
+from bolide.tuner.study import Settings, Space, Study, run_study
+from bolide.tuner.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,14 @@ class Reports(Callback):
     def __init__(self, trial: Trial, monitor: str) -> None:
         self.trial, self.monitor = trial, monitor
         self.history: list[tuple[int, float]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The metric so far, for a trial that goes on in another process."""
+        return {"history": [list(entry) for entry in self.history]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Comes back to it."""
+        self.history = [(int(step), float(value)) for step, value in state_dict["history"]]
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Reports."""
@@ -88,6 +99,7 @@ def search(
     n_jobs: int = 1,
     progress_bar: bool = True,
     backend: str = "optuna",
+    max_failures: int = 2,
 ) -> SearchResult:
     """Trains `build(**settings)` for settings out of `space`, and returns the best trial.
 
@@ -113,7 +125,9 @@ def search(
         timeout_s: no further trial begins after so long.
         n_jobs: processes side by side; needs `storage`.
         progress_bar: whether a bar shows the best so far.
-        backend: "optuna" trains here; "ray" on a Ray cluster, `n_jobs` trials side by side; needs `storage`.
+        backend: "optuna" trains here; "ray" on a Ray cluster, `n_jobs` trials side by side; needs `storage`, and an
+            `output_dir` that all its machines see.
+        max_failures: how often Ray starts a trial again whose process is lost; it goes on from its newest checkpoint.
 
     Raises:
         ConfigError: lists everything that is wrong.
@@ -129,16 +143,20 @@ def search(
     if "default_root_dir" in options:
         raise ConfigError("trainer={'default_root_dir': ...}: each trial has a folder of its own below output_dir")
     settings = Settings(
-        n_trials, [direction], storage, study_name, sampler, pruner, seed, timeout_s, n_jobs, progress_bar, backend
-    )
+        n_trials, [direction], storage, study_name, sampler, pruner, seed, timeout_s, n_jobs, progress_bar, backend,
+        os.path.join(os.fspath(output_dir), "ray"), max_failures,
+    )  # fmt: skip
 
     def train(trial: Trial) -> float:
         seed_everything(seed, verbose=False)
         module = build(**trial.settings)
         folder = os.path.join(os.fspath(output_dir), f"trial-{trial.index}")
+        if trial.can_go_on and not trial.goes_on:
+            for path in store.checkpoints_in(folder):  # of another search: a lost trial must not go on from them
+                io.remove(path)
         saver = ModelCheckpoint(
             dirpath=folder, monitor=monitor, mode="min" if direction == "minimize" else "max", filename="best",
-            enable_version_counter=False,
+            enable_version_counter=False, save_last=trial.can_go_on,
         )  # fmt: skip
         reports = Reports(trial, monitor)
         own = options.get("callbacks") or []
@@ -147,7 +165,8 @@ def search(
         runner = Trainer(**{**quiet, **options, "callbacks": [*own, reports, saver], "default_root_dir": folder})
         try:
             with notes_silenced():
-                runner.fit(module, _made(train_dataloaders), _made(val_dataloaders), _made(datamodule))
+                data = made(train_dataloaders), made(val_dataloaders), made(datamodule)
+                runner.fit(module, *data, ckpt_path="auto" if trial.goes_on else None)
         finally:
             trial.results["checkpoint"] = saver.best_model_path or None
             trial.results["metrics"] = {name: float(value) for name, value in runner.callback_metrics.items()}
@@ -165,9 +184,3 @@ def search(
         kept["index"], best.value, dict(kept["settings"]), kept["metrics"], [tuple(x) for x in kept["history"]],
         kept["checkpoint"], study,
     )  # fmt: skip
-
-
-def _made(thing: Any) -> Any:
-    """What a function without arguments makes; anything else as it is."""
-    is_function = callable(thing) and not hasattr(thing, "__iter__") and not hasattr(thing, "setup")
-    return thing() if is_function else thing

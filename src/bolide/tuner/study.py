@@ -14,58 +14,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from tqdm import tqdm
 
 from bolide.core.errors import ConfigError, MissingPackageError, did_you_mean
 from bolide.core.messages import info
-from bolide.tuner.on_ray import PrunedError, run_on_ray
+from bolide.launch.ray_cluster import require_ray
+from bolide.tuner.trial import PrunedError, Trial
 
 Space = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
-Train = Callable[["Trial"], Any]
+Train = Callable[[Trial], Any]
 DIRECTIONS = ("minimize", "maximize")
 SAMPLERS = ("tpe", "random", "grid")
 BACKENDS = ("optuna", "ray")
 PRUNERS = ("median", "hyperband", "none")
-
-
-@dataclass
-class Trial:
-    """One trial as the function that trains sees it.
-
-    Attributes:
-        index: its number among those that count; the same in a study that was killed and went on.
-        settings: what was chosen for it.
-        ask: the trial of optuna.
-        results: plain data to keep of it: metrics, history, the path of a checkpoint.
-    """
-
-    index: int
-    settings: dict[str, Any]
-    ask: Any
-    results: dict[str, Any]
-
-    @property
-    def number(self) -> int:
-        """As `index`, by the name that optuna's trials have."""
-        return self.index
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """As `settings`, by the name that optuna's trials have."""
-        return self.settings
-
-    def report(self, value: float, step: int) -> None:
-        """Tells an intermediate value.
-
-        Raises:
-            PrunedError: it is worse than the values of others at the same step, so that this trial is given up.
-        """
-        self.ask.report(float(value), step)
-        if self.ask.should_prune():
-            raise PrunedError
 
 
 def require_optuna() -> Any:
@@ -207,6 +170,8 @@ class Settings:
         n_jobs: processes side by side, on one storage.
         progress_bar: whether a bar shows the best so far.
         backend: "optuna" trains here, "ray" on a Ray cluster, `n_jobs` trials side by side.
+        folder: where Ray keeps its files; all machines of the cluster see it.
+        max_failures: how often Ray starts a trial again whose process is lost.
     """
 
     n_trials: int
@@ -220,6 +185,8 @@ class Settings:
     n_jobs: int = 1
     progress_bar: bool = True
     backend: str = "optuna"
+    folder: str = "search"
+    max_failures: int = 2
 
     def problems(self) -> list[str]:
         """Everything that is wrong."""
@@ -234,6 +201,8 @@ class Settings:
                 wrong.append(f"{name}={value!r} must be one of {', '.join(words)}." + did_you_mean(value, words))
         if not isinstance(self.n_jobs, int) or self.n_jobs < 1:
             wrong.append(f"n_jobs={self.n_jobs!r} must be a whole number of at least 1")
+        if not isinstance(self.max_failures, int) or self.max_failures < 0:
+            wrong.append(f"max_failures={self.max_failures!r} must be a whole number of at least 0")
         if self.backend not in BACKENDS:
             wrong.append(f"backend={self.backend!r} must be one of {', '.join(BACKENDS)}")
         elif self.backend == "ray":
@@ -262,17 +231,20 @@ def run_study(train: Train, space: Space, settings: Settings) -> Study:
     total = min(settings.n_trials, len(grid)) if grid is not None else settings.n_trials
     here = settings.n_jobs == 1 and settings.backend == "optuna"
     if settings.backend == "ray":
-        run_on_ray(train, partial(Keeper, space, settings, grid, total), settings.n_jobs)
+        require_ray('backend="ray"')
+        from bolide.tuner.on_ray import run_on_ray
+
+        keeper = Keeper(space, settings, grid, total)
+        with keeper.bar:
+            count = len(keeper.missing)
+            run_on_ray(train, keeper, count, settings.n_jobs, settings.folder, settings.max_failures)
     elif settings.n_jobs > 1:
         _side_by_side(train, space, settings, grid, total)
     study = _open(optuna, settings)
     if here:
         _forget_interrupted(optuna, study)
-        with tqdm(total=total, disable=not settings.progress_bar, file=sys.stderr, dynamic_ncols=True) as bar:
-            missing = Study(study).missing(total)
-            if len(missing) < total:
-                info(f"The study goes on: {total - len(missing)} of its {total} trials are done.")
-                bar.update(total - len(missing))
+        missing = Study(study).missing(total)
+        with _bar(settings, total, len(missing)) as bar:
             for index in missing:
                 if _late(settings, began_s):
                     break
@@ -280,6 +252,15 @@ def run_study(train: Train, space: Space, settings: Settings) -> Study:
                 bar.set_postfix_str(_best_text(study))
                 bar.update()
     return Study(study, time.monotonic() - began_s)
+
+
+def _bar(settings: Settings, total: int, missing: int) -> Any:
+    """The bar, which begins with the trials that an earlier call has done."""
+    if missing < total:
+        info(f"The study goes on: {total - missing} of its {total} trials are done.")
+    return tqdm(
+        total=total, initial=total - missing, disable=not settings.progress_bar, file=sys.stderr, dynamic_ncols=True
+    )
 
 
 def _late(settings: Settings, began_s: float) -> bool:
@@ -328,8 +309,8 @@ def _forget_interrupted(optuna: Any, study: Any) -> None:
 
 
 def _one_trial(optuna: Any, study: Any, train: Train, space: Space, settings: Settings, grid: Any, index: int) -> None:
-    trial = _begun(optuna, study, space, settings, grid, index)
-    ask, states = trial.ask, optuna.trial.TrialState
+    ask, trial = _begun(optuna, study, space, settings, grid, index)
+    states = optuna.trial.TrialState
     try:
         value = train(trial)
     except PrunedError:
@@ -343,15 +324,24 @@ def _one_trial(optuna: Any, study: Any, train: Train, space: Space, settings: Se
     _end(optuna, study, ask, value)
 
 
-def _begun(optuna: Any, study: Any, space: Space, settings: Settings, grid: Any, index: int) -> Trial:
-    """A new trial, its settings chosen."""
+def _begun(optuna: Any, study: Any, space: Space, settings: Settings, grid: Any, index: int) -> tuple[Any, Trial]:
+    """A new trial, as optuna's and as the one that is trained, its settings chosen."""
     study.sampler = _sampler(optuna, settings, index)
     if grid is not None:
         study.enqueue_trial(grid[index])
     ask = study.ask()
-    trial = Trial(index, suggest(ask, space), ask, {})
+
+    seen: set[int] = set()
+
+    def tell(value: float, step: int) -> bool:
+        if step not in seen:  # a trial that goes on from a checkpoint comes by some of its steps again
+            ask.report(value, step)
+        seen.add(step)
+        return bool(ask.should_prune())
+
+    trial = Trial(index, suggest(ask, space), tell)
     ask.set_user_attr("index", index)
-    return trial
+    return ask, trial
 
 
 def _end(optuna: Any, study: Any, ask: Any, value: Any) -> None:
@@ -378,7 +368,7 @@ def _best_text(study: Any) -> str:
 
 
 class Keeper:
-    """A study that hands out trials to others: what backend="ray" keeps in one place.
+    """A study that hands out trials to others: what backend="ray" asks.
 
     Arguments are those of `run_study`, with the points of a grid, if any, and how many trials there are.
     """
@@ -389,35 +379,34 @@ class Keeper:
         self.study = _open(self.optuna, settings)
         _forget_interrupted(self.optuna, self.study)
         self.missing = Study(self.study).missing(total)
+        self.bar = _bar(settings, total, len(self.missing))
         self.began_s = time.monotonic()
-        self.running: dict[int, Trial] = {}
+        self.running: dict[int, tuple[Any, Trial]] = {}
 
     def next(self) -> tuple[int, dict[str, Any]] | None:
         """The next trial's number and settings; None where there is none."""
         if not self.missing or _late(self.settings, self.began_s):
             return None
         index = self.missing.pop(0)
-        trial = _begun(self.optuna, self.study, self.space, self.settings, self.grid, index)
-        self.running[index] = trial
+        ask, trial = _begun(self.optuna, self.study, self.space, self.settings, self.grid, index)
+        self.running[index] = ask, trial
         return index, trial.settings
 
     def report(self, index: int, value: float, step: int) -> bool:
         """Takes an intermediate value; whether the trial is to be given up."""
-        try:
-            self.running[index].report(value, step)
-        except PrunedError:
-            return True
-        return False
+        return self.running[index][1].tell(value, step)
 
     def finish(self, index: int, value: Any, results: dict[str, Any]) -> None:
         """Ends a trial; without a value it was given up."""
-        trial = self.running.pop(index)
+        ask, trial = self.running.pop(index)
         trial.results = results
-        _keep(trial.ask, trial)
+        _keep(ask, trial)
         if value is None:
-            self.study.tell(trial.ask, state=self.optuna.trial.TrialState.PRUNED)
+            self.study.tell(ask, state=self.optuna.trial.TrialState.PRUNED)
         else:
-            _end(self.optuna, self.study, trial.ask, value)
+            _end(self.optuna, self.study, ask, value)
+        self.bar.set_postfix_str(_best_text(self.study))
+        self.bar.update()
 
 
 def _side_by_side(train: Train, space: Space, settings: Settings, grid: Any, total: int) -> None:
