@@ -50,6 +50,7 @@ VARIABLES: dict[str, Variable] = {
     "SLURM_NTASKS_PER_NODE": Variable("how many tasks of the SLURM job a machine has"),
     "PYTEST_CURRENT_TEST": Variable("the test that runs: there is no script then that could be run again"),
     "BOLIDE_AGENT_PID": Variable("the process that started this rank, whose end ends it too"),
+    "BOLIDE_STARTS": Variable("how often this machine's agent has started ranks before, for whatever reason", "0"),
     "BOLIDE_HEARTBEATS": Variable("the folder in which ranks leave word that they are alive"),
     "BOLIDE_ESTIMATE": Variable("numbers of devices, and their memory: a fit prints what it would take, and ends"),
     "SLURM_PROCID": Variable("this process's number among all, set by SLURM"),

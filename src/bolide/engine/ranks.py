@@ -21,10 +21,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from bolide import collectives
 from bolide.collectives import RankDisagreement
 from bolide.core import env
-from bolide.core.errors import CheckpointError, UserCodeError
-from bolide.core.messages import info, warn_once
+from bolide.core.errors import UserCodeError
+from bolide.core.messages import warn_once
 from bolide.data.samplers import Part, shares_of
 from bolide.data.samplers import over_ranks as split_loaders
+from bolide.engine import elastic
 from bolide.engine.step import check_loss, window
 from bolide.launch.group import Heartbeat, opened
 from bolide.log import load_metric_states, metric_states
@@ -437,77 +438,13 @@ def is_consequence(error: BaseException) -> bool:
 # ---------------------------------------------------------------------- what each rank saves for itself
 
 
-PER_RANK = ("rng", "data", "log", "gradients")
-"""The entries of a run's state that differ from rank to rank."""
-
-
 def of_all_ranks(run: Run, own: dict[str, Any]) -> dict[str, Any]:
     """The run's state with that of the other ranks in it, on the first one; it alone writes. All must call it."""
     shape = {
         "world_size": run.strategy.world_size,
         "accumulate": run.trainer.accumulate_grad_batches,
-        "batch_size": batch_size_of(run),
+        "batch_size": elastic.batch_size_of(run),
     }
     if not several(run):
         return {**own, **shape}
-    return {**own, **shape, "ranks": collectives.gather_to_zero({name: own[name] for name in PER_RANK})}
-
-
-def batch_size_of(run: Run) -> int | None:
-    """How many samples a batch of one rank has, where the training loader says so."""
-    loader = getattr(run.train, "loader", None)
-    sampler = getattr(loader, "batch_sampler", None)
-    size = getattr(sampler if sampler is not None else loader, "batch_size", None)
-    return size if isinstance(size, int) else None
-
-
-def other_size(run: Run, saved: dict[str, Any] | None) -> bool:
-    """Whether a state was saved by another number of processes than there are now."""
-    return saved is not None and "rng" in saved and saved.get("world_size", 1) != run.strategy.world_size
-
-
-def of_this_rank(run: Run, saved: dict[str, Any] | None) -> dict[str, Any] | None:
-    """This rank's part of a saved state; on another number of ranks, the same samples consumed.
-
-    Raises:
-        CheckpointError: the global batch cannot be kept.
-    """
-    if saved is None or "rng" not in saved:
-        return saved
-    before, now = saved.get("world_size", 1), run.strategy.world_size
-    parts = saved.get("ranks") or [{name: saved[name] for name in PER_RANK}]
-    if before == now:
-        return {**saved, **parts[run.strategy.global_rank]}
-    rescale(run, saved)
-    return {**saved, **parts[run.strategy.global_rank % before], "data": parts[0]["data"], "gradients": None}
-
-
-def rescale(run: Run, saved: dict[str, Any]) -> None:
-    """Goes on with another number of ranks: batches are counted anew, and accumulated so that a step's samples stay.
-
-    Raises:
-        CheckpointError: they do not divide.
-    """
-    trainer, progress = run.trainer, run.progress
-    before, now = saved.get("world_size", 1), run.strategy.world_size
-    accumulate = saved.get("accumulate", 1)
-    size, size_now = saved.get("batch_size"), batch_size_of(run)
-    if size is None or size_now is None:
-        size = size_now = 1  # batches whose size nobody knows are taken to be alike
-    step, done, each = accumulate * before * size, progress.batch * before * size, now * size_now
-    done = done if progress.mid_epoch else 0
-    if step % each or done % each:
-        raise CheckpointError(
-            f"The checkpoint was saved by {before} process(es) with batches of {size} and "
-            f"accumulate_grad_batches={accumulate}, which makes {step} to a step; {done} were done in its epoch. {now} "
-            f"process(es) with batches of {size_now} take {each} at a time, which does not divide that. Change the "
-            "batch size or the number of processes so that it does, or start a new fit from its weights"
-        )
-    trainer.accumulate_grad_batches = step // each
-    if progress.mid_epoch:
-        progress.batch = done // each
-    progress.total_batches = progress.total_batches * before * size // each
-    info(
-        f"The checkpoint was saved by {before} process(es), and now there are {now}: "
-        f"accumulate_grad_batches={step // each} keeps the samples of each step."
-    )
+    return {**own, **shape, "ranks": collectives.gather_to_zero({name: own[name] for name in elastic.PER_RANK})}

@@ -24,7 +24,13 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+    registry,
+)
 
 from bolide.core import env
 from bolide.launch.group import STACKS_SIGNAL
@@ -72,11 +78,18 @@ def run_ranks(launch: Launch) -> int:
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the report below says it in a line
     with _prepared(launch) as folder:
-        agent = Agent(launch, Heartbeats(folder, launch.count))
+        try:
+            agent = Agent(launch, Heartbeats(folder, launch.count))
+        except RendezvousError as error:
+            _say(why_alone(launch, error))
+            return 1
         try:
             result = agent.run()
         except SignalException as stop:
             return 128 + int(stop.sigval)
+        except RendezvousError as error:
+            _say(why_alone(launch, error))
+            return 1
         finally:
             with contextlib.suppress(Exception):  # the store is on a machine that may be gone
                 agent.spec.rdzv_handler.shutdown()
@@ -159,9 +172,13 @@ class Agent(LocalElasticAgent):
                          shutdown_timeout=STOP_WITHIN_S)  # fmt: skip
         self.exit_code = 1
         self._furthest = -1
+        self._starts = 0
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.beats.clear()
+        # torch's own count of restarts leaves out those for a machine that came or went
+        env.set("BOLIDE_STARTS", str(self._starts))
+        self._starts += 1
         return super()._start_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -288,6 +305,16 @@ class Agent(LocalElasticAgent):
             _say(f"The group starts again; {self._remaining_restarts - 1} more restart(s) after this one.")
         elif self.launch.max_restarts:
             _say(f"max_restarts={self.launch.max_restarts} are used up.")
+
+
+def why_alone(launch: Launch, error: Exception) -> str:
+    """Why this machine's agent cannot go on with those of the others."""
+    where = f"at {launch.endpoint} ({launch.run_id!r})"
+    if isinstance(error, RendezvousClosedError):
+        return f"The run {where} is over: the agent of another machine has ended it."
+    if isinstance(error, RendezvousTimeoutError):
+        return f"Fewer than {launch.nodes[0]} machine(s) came together {where}."
+    return f"The agents meet {where}, and the machine there does not answer (any more): {error}"
 
 
 def _signal_name(number: int) -> str:
