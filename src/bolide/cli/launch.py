@@ -29,6 +29,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--nproc", default="auto", metavar="N", help="processes on this machine (auto: one a GPU)")
     parser.add_argument("--nnodes", default="1", metavar="N", help="machines, or the least and the most: 1:4")
     parser.add_argument("--endpoint", metavar="HOST:PORT", help="where the machines meet; needed for several")
+    parser.add_argument(
+        "--local-addr", metavar="IP",
+        help="this machine's address for the others (that from which the way to --endpoint starts)",
+    )  # fmt: skip
     parser.add_argument("--run-id", metavar="NAME", default="bolide", help="the same on all machines (%(default)s)")
     parser.add_argument(
         "--max-restarts", type=int, metavar="N",
@@ -66,6 +70,7 @@ def run_launch(options: argparse.Namespace) -> int:
         count,
         nodes=(least, greatest),
         endpoint=options.endpoint,
+        local_address=options.local_addr,
         run_id=options.run_id,
         max_restarts=restarts,
         hang_timeout_s=options.hang_timeout_s,

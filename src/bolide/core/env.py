@@ -34,6 +34,7 @@ VARIABLES: dict[str, Variable] = {
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": Variable(
         "1 gives each attempt a store of its own, without the addresses of the one before"
     ),
+    "GLOO_SOCKET_IFNAME": Variable("the network interface of gloo, set to that by which the machines meet"),
     "OMP_NUM_THREADS": Variable("threads of each process, set to its share of the cores where it is not given"),
     "OMPI_COMM_WORLD_SIZE": Variable("how many processes take part, set by Open MPI"),
     "OMPI_COMM_WORLD_RANK": Variable("this process's number among all, set by Open MPI"),
