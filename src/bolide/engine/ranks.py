@@ -383,10 +383,11 @@ def fetched_by_any(run: Run, fetched: list[int]) -> list[int]:
 
 def part_of(run: Run, loaders: Any, training: bool) -> Any:
     """This rank's part of the loaders, where the trainer is to split them."""
-    strategy: Any = run.strategy
-    if not run.config.use_distributed_sampler or not several(run):
+    # where the global batch may change a single process's loader, too, must be able to begin within a batch
+    if not run.config.use_distributed_sampler or not (several(run) or (training and elastic.scales(run))):
         return loaders
-    return split_loaders(loaders, Part(strategy.data_rank, strategy.data_size, training))
+    data_rank, data_size = elastic.data_place(run)
+    return split_loaders(loaders, Part(data_rank, data_size, training))
 
 
 def once_for_all(run: Run, fn: Callable[[], Any], per_node: bool) -> None:
@@ -440,11 +441,7 @@ def is_consequence(error: BaseException) -> bool:
 
 def of_all_ranks(run: Run, own: dict[str, Any]) -> dict[str, Any]:
     """The run's state with that of the other ranks in it, on the first one; it alone writes. All must call it."""
-    shape = {
-        "world_size": run.strategy.world_size,
-        "accumulate": run.trainer.accumulate_grad_batches,
-        "batch_size": elastic.batch_size_of(run),
-    }
+    shape = elastic.shape_of(run)
     if not several(run):
         return {**own, **shape}
     return {**own, **shape, "ranks": collectives.gather_to_zero({name: own[name] for name in elastic.PER_RANK})}

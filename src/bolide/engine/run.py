@@ -26,6 +26,7 @@ from bolide.log import Log
 if TYPE_CHECKING:
     from bolide.core.config import RunConfig
     from bolide.data.loaders import Source
+    from bolide.engine.elastic import Elastic
     from bolide.engine.optimizers import LightningOptimizer, LRSchedulerConfig
     from bolide.engine.plan import Plan
     from bolide.precision import Precision
@@ -59,6 +60,7 @@ class Run:
         "val_timer_s", "val_every", "started_s", "restored", "loops_state", "predictions", "results", "said_min",
         "train_loaded_epoch", "saved", "boundary", "saver", "signals", "owes_validation", "phases",
         "starts_over", "live", "run_id", "writer", "memory_is_ready", "locks", "stop_agreed", "first_batch_checked",
+        "elastic", "rate_hooks",
     )  # fmt: skip
 
     def __init__(self, trainer: Any, module: Any, datamodule: Any, progress: Progress, log: Log) -> None:
@@ -99,6 +101,8 @@ class Run:
         self.signals.shared = trainer.strategy.world_size > 1
         self.stop_agreed = False
         self.first_batch_checked = False
+        self.elastic: Elastic | None = None
+        self.rate_hooks: list[Any] = []
         settings = self.config.checkpointing
         kind = RankWriter if self.signals.shared else Writer
         self.writer = kind(

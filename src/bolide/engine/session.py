@@ -428,6 +428,9 @@ def fail(run: Run, error: BaseException) -> None:
 def release(run: Run) -> None:
     """Lets go of what a run holds, so that its memory is free before the next."""
     run.live = False
+    for hook in run.rate_hooks:
+        hook.remove()
+    run.rate_hooks = []
     run.log.close_batch()
     run.log.to_cpu()
     run.state.stage = None
