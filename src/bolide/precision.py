@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
+from bolide import collectives
 from bolide.core.config import PRECISION_ALIASES
 from bolide.core.messages import warn
 
@@ -44,9 +46,12 @@ class Precision:
     Args:
         name: one of the table's names, or an alias such as 16 or "bf16".
         device: where the module runs; fp16 autocast on a CPU becomes bf16, with a warning.
+        sharded: each process has parts of the gradients: all leave a step out where any part is not finite.
     """
 
-    def __init__(self, name: str | int | None = "32-true", device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, name: str | int | None = "32-true", device: torch.device | str = "cpu", sharded: bool = False
+    ) -> None:
         self.device = torch.device(device)
         self.precision: str = PRECISION_ALIASES.get(name, str(name))
         if self.precision == "16-mixed" and self.device.type == "cpu":
@@ -56,7 +61,8 @@ class Precision:
             )
             self.precision = "bf16-mixed"
         self.row = TABLE[self.precision]
-        self.scaler: torch.amp.GradScaler | None = torch.amp.GradScaler(self.device.type) if self.row.scaler else None
+        kind = RankGradScaler if sharded else torch.amp.GradScaler
+        self.scaler: torch.amp.GradScaler | None = kind(self.device.type) if self.row.scaler else None
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Brings the floating-point parameters and buffers to their dtype, in place."""
@@ -99,6 +105,38 @@ class Precision:
         """Takes back the scaler's state."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)
+
+
+class RankGradScaler(torch.amp.GradScaler):
+    """torch's loss scaler over processes that each have parts of the gradients: what one finds holds for all.
+
+    Where all gradients are of one mesh torch asks the others by itself, and it takes no mix of tensors and DTensors;
+    this serves any of them. All ranks step together.
+    """
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        alike: dict[torch.dtype, list[Tensor]] = {}
+        for group in optimizer.param_groups:
+            for gradient in (parameter.grad for parameter in group["params"] if parameter.grad is not None):
+                if gradient.dtype == torch.float16 and not allow_fp16:
+                    raise ValueError(
+                        "The gradients are fp16 themselves, which a loss scaler cannot unscale: keep the weights in "
+                        "float32 (precision='16-mixed'), or write precision='16-true'"
+                    )
+                local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                # a gradient on the CPU (offloaded parameters) is checked there
+                alike.setdefault(local.dtype, []).append(local)
+        here = {gradient.device for gradients in alike.values() for gradient in gradients}
+        counts = {device: found_inf.to(device) for device in here}
+        for gradients in alike.values():
+            for device in here:
+                mine = [gradient for gradient in gradients if gradient.device == device]
+                if mine:
+                    torch._amp_foreach_non_finite_check_and_unscale_(mine, counts[device], inv_scale.to(device))
+        total = sum((count.to(found_inf.device) for count in counts.values()), start=torch.zeros_like(found_inf))
+        return {found_inf.device: collectives.reduce(total, "max")}
 
 
 @contextmanager

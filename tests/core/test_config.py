@@ -79,7 +79,7 @@ def test_all_problems_come_in_one_error_before_anything_is_built() -> None:
         ({"checkpointing": 3}, "checkpointing"),
         ({"checkpointing": {"on_save_error": "ignore"}}, "on_save_error"),
         ({"checkpointing": {"async": "yes"}}, "async"),
-        ({"resilience": {"elastic_batch": "scale"}}, "elastic_batch"),
+        ({"resilience": {"elastic_batch": "scaled"}}, "elastic_batch"),
         ({"performance": {"on_oom": "halve"}}, "performance"),
         ({"watch": {"dashboard": True}}, "watch"),
         ({"plugins": object()}, "plugins"),

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import bolide as pl
 from bolide.cli.launch import node_counts, process_count
+from bolide.core import env
 from bolide.core.errors import ConfigError
 from bolide.data import split
 from bolide.launch.detect import detect
@@ -78,6 +79,7 @@ CLUSTERS: dict[str, tuple[dict[str, str], tuple[str, int, int, int]]] = {
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_clusters_are_recognised_in_order(name: str, monkeypatch: Any, tmp_path: Path) -> None:
     variables, (kind, rank, local, size) = CLUSTERS[name]
+    monkeypatch.setattr("bolide.trainer.build.die_with_agent", lambda: None)  # this process is nobody's rank
     for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(variable, raising=False)
     for variable, value in variables.items():
@@ -174,6 +176,51 @@ def test_the_command_refuses_what_it_cannot_start(capsys: Any) -> None:
     assert "there is no script 'nothing.py'" in capsys.readouterr().err
     assert main(["launch", "--nnodes", "2", __file__]) == 1
     assert "--nnodes above 1 needs --endpoint" in capsys.readouterr().err
+
+
+def test_an_agent_that_is_alone_says_why() -> None:
+    from torch.distributed.elastic.rendezvous import (
+        RendezvousClosedError,
+        RendezvousConnectionError,
+        RendezvousTimeoutError,
+    )
+
+    from bolide.launch.agent import Launch, why_alone
+
+    launch = Launch(["python"], 1, nodes=(2, 4), endpoint="head:29400", run_id="mine")
+    assert why_alone(launch, RendezvousClosedError()).startswith("The run at head:29400 ('mine') is over")
+    assert (
+        why_alone(launch, RendezvousTimeoutError()) == "Fewer than 2 machine(s) came together at head:29400 ('mine')."
+    )
+    assert "does not answer (any more): it is off" in why_alone(launch, RendezvousConnectionError("it is off"))
+
+
+def test_whether_the_group_was_started_before(monkeypatch: Any) -> None:
+    from bolide.launch.environments import started_before
+
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    monkeypatch.delenv("BOLIDE_STARTS", raising=False)
+    assert not started_before()
+    monkeypatch.setenv("BOLIDE_STARTS", "0")
+    assert not started_before()
+    monkeypatch.setenv("BOLIDE_STARTS", "1")  # a machine came or went: torch counts no restart
+    assert started_before()
+
+
+def test_a_rank_whose_agent_came_later_goes_on_with_the_others(tmp_path: Path) -> None:
+    def fit(**options: Any) -> Any:
+        one = trainer(2, enable_checkpointing=True, callbacks=[pl.callbacks.ModelCheckpoint(tmp_path)], **options)
+        one.fit(Net(), batches(32, 4))
+        return one.ckpt_path
+
+    def work() -> Any:
+        env.set("BOLIDE_STARTS", env.get("RANK") or "")  # the first rank's agent has started nothing before
+        return fit(max_epochs=4)
+
+    in_ranks(2, lambda: fit(max_steps=3))
+    (tmp_path / "finished.json").unlink()  # as if it had been interrupted
+    paths = in_ranks(2, work)
+    assert paths[0] is not None and paths[0] == paths[1] and "step=3" in paths[0]
 
 
 def test_the_drop_in_has_the_names() -> None:

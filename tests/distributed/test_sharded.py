@@ -223,6 +223,44 @@ def test_going_on_under_fsdp_has_the_same_bits(tmp_path: Path) -> None:
         assert torch.equal(first, second)
 
 
+class Saving(pl.Callback):
+    """Saves once, after the third batch of a window of four."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 2 and batch_idx % 4 == 2:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp in parts", "tensors"])
+def test_going_on_within_an_accumulation_window_has_the_same_bits(tmp_path: Path, kind: str) -> None:
+    def strategy() -> Any:
+        if kind == "tensors":
+            return ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
+        return FSDPStrategy(auto_wrap_policy={nn.Linear} if "parts" in kind else None)
+
+    def work() -> Any:
+        path = tmp_path / "within.ckpt"
+        own = Tensorwise if kind == "tensors" else Wide
+        first, second = own(), own()
+        options = {"max_epochs": 2, "accumulate_grad_batches": 4, "gradient_clip_val": 0.5}
+        pl.seed_everything(5, verbose=False)
+        trainer(2, strategy=strategy(), callbacks=[Saving(path)], **options).fit(first, batches(128, 4, shuffle=True))
+        pl.seed_everything(6, verbose=False)
+        one = trainer(2, strategy=strategy(), **options)
+        one.fit(second, batches(128, 4, shuffle=True), ckpt_path=path)
+        return whole(first), whole(second), read_checkpoint(path)["bolide"]["ranks"][one.global_rank]["gradients"]
+
+    answers = in_ranks(2, work)
+    for first, second, gradients in answers:
+        assert torch.equal(first, second)
+        assert gradients and all(bool(gradient.abs().sum() > 0) for gradient in gradients.values())
+    # each rank has added up its own batches
+    assert kind == "tensors" or not torch.equal(answers[0][2]["net.0.weight"], answers[1][2]["net.0.weight"])
+
+
 class NoLoss(Wide):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return None if self.global_rank == 1 else self.loss(batch)

@@ -14,6 +14,9 @@ from typing import Any
 from bolide.cli import launch_ray
 from bolide.core.errors import ConfigError
 
+ELASTIC_RESTARTS = 3
+"""Restarts where the number of machines may change: the loss of one makes the ranks of the others fail."""
+
 
 def add_parser(commands: Any) -> None:
     """The options of `bolide launch`."""
@@ -27,8 +30,16 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--nproc", default="auto", metavar="N", help="processes on this machine (auto: one a GPU)")
     parser.add_argument("--nnodes", default="1", metavar="N", help="machines, or the least and the most: 1:4")
     parser.add_argument("--endpoint", metavar="HOST:PORT", help="where the machines meet; needed for several")
+    parser.add_argument(
+        "--local-addr", metavar="IP",
+        help="this machine's address for the others (that from which the way to --endpoint starts)",
+    )  # fmt: skip
     parser.add_argument("--run-id", metavar="NAME", help="the same on all machines (bolide)")
-    parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="restarts of a failed group (0)")
+    parser.add_argument(
+        "--max-restarts", type=int, metavar="N",
+        help="restarts of a failed group, counted anew once it came further; the loss of a machine is one "
+        f"(0; {ELASTIC_RESTARTS} with --nnodes MIN:MAX)",
+    )  # fmt: skip
     parser.add_argument("--hang-timeout-s", type=float, metavar="S", help="silence after which a rank counts as hung")
     launch_ray.add_options(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name, as in python -m")
@@ -49,7 +60,10 @@ def run_launch(options: argparse.Namespace) -> int:
     least, greatest = node_counts(options.nnodes)
     if greatest > 1 and options.endpoint is None:
         raise ConfigError("--nnodes above 1 needs --endpoint HOST:PORT, the same on all machines")
-    if options.max_restarts < 0 or (options.hang_timeout_s is not None and options.hang_timeout_s <= 0):
+    restarts = options.max_restarts
+    if restarts is None:
+        restarts = ELASTIC_RESTARTS if least < greatest else 0
+    if restarts < 0 or (options.hang_timeout_s is not None and options.hang_timeout_s <= 0):
         raise ConfigError("--max-restarts must be at least 0, and --hang-timeout-s above 0")
     if not options.module and not os.path.isfile(options.script):
         raise ConfigError(f"there is no script {options.script!r}")
@@ -61,8 +75,9 @@ def run_launch(options: argparse.Namespace) -> int:
         count,
         nodes=(least, greatest),
         endpoint=options.endpoint,
+        local_address=options.local_addr,
         run_id=options.run_id or "bolide",
-        max_restarts=options.max_restarts,
+        max_restarts=restarts,
         hang_timeout_s=options.hang_timeout_s,
         # a machine that is gone is noticed within some seconds, and the others go on without it
         settings={"keep_alive_interval": 1, "keep_alive_max_attempt": 3, "last_call_timeout": 3}

@@ -78,7 +78,11 @@ class Checkpointing:
 
 @dataclass(frozen=True)
 class Resilience:
-    """What a run does against failure: `Trainer(resilience=...)`."""
+    """What a run does against failure: `Trainer(resilience=...)`.
+
+    `elastic_batch="scale"` lets the global batch change with the number of processes where accumulation cannot keep it,
+    and learning rates with it; None refuses to go on there.
+    """
 
     exact_resume: bool = False
     max_restarts: int = 0
@@ -108,7 +112,7 @@ class Watch:
 
 G = TypeVar("G", Checkpointing, Resilience, Performance, Watch)
 BUILT: frozenset[str] = frozenset(
-    {"exact_resume", "replay", "async_", "on_save_error", "format", "max_restarts", "hang_timeout_s"}
+    {"exact_resume", "replay", "async_", "on_save_error", "format", "max_restarts", "hang_timeout_s", "elastic_batch"}
 )
 """Group settings whose mechanism exists; the others are refused where they differ from their default."""
 
@@ -365,6 +369,8 @@ def _resilience(c: RunConfig) -> Iterator[str]:
     if not _is_count(restarts) or restarts < 0:
         yield f"resilience={{'max_restarts': {restarts!r}}} must be a whole number of at least 0"
     is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if c.resilience.elastic_batch not in (None, "scale"):
+        yield f"resilience={{'elastic_batch': {c.resilience.elastic_batch!r}}} must be None or 'scale'"
     if timeout_s is not None and not (is_number and timeout_s > 0):
         yield f"resilience={{'hang_timeout_s': {timeout_s!r}}} must be a number of seconds above 0"
 

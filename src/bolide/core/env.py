@@ -36,6 +36,7 @@ VARIABLES: dict[str, Variable] = {
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": Variable(
         "1 gives each attempt a store of its own, without the addresses of the one before"
     ),
+    "GLOO_SOCKET_IFNAME": Variable("the network interface of gloo, set to that by which the machines meet"),
     "OMP_NUM_THREADS": Variable("threads of each process, set to its share of the cores where it is not given"),
     "OMPI_COMM_WORLD_SIZE": Variable("how many processes take part, set by Open MPI"),
     "OMPI_COMM_WORLD_RANK": Variable("this process's number among all, set by Open MPI"),
@@ -52,6 +53,7 @@ VARIABLES: dict[str, Variable] = {
     "SLURM_NTASKS_PER_NODE": Variable("how many tasks of the SLURM job a machine has"),
     "PYTEST_CURRENT_TEST": Variable("the test that runs: there is no script then that could be run again"),
     "BOLIDE_AGENT_PID": Variable("the process that started this rank, whose end ends it too"),
+    "BOLIDE_STARTS": Variable("how often this machine's agent has started ranks before, for whatever reason", "0"),
     "BOLIDE_HEARTBEATS": Variable("the folder in which ranks leave word that they are alive"),
     "BOLIDE_ESTIMATE": Variable("numbers of devices, and their memory: a fit prints what it would take, and ends"),
     "BOLIDE_RAY_ATTEMPT": Variable("set in each worker of Ray's: how often Ray has started this group again"),

@@ -19,7 +19,7 @@ from bolide.core.messages import PossibleUserWarning, warn_once
 from bolide.core.schedule import limited
 from bolide.data.combined import CombinedLoader
 from bolide.data.keyed import Keys, keyed
-from bolide.data.position import Reader, open_iterator
+from bolide.data.position import Reader, dealer_of, open_iterator
 
 INFINITE = math.inf
 
@@ -65,9 +65,13 @@ class Source:
             self.together.limits = self.loader.limits
         return self
 
-    def relimit(self, limit: float | None) -> None:
-        """Takes over a limit that was changed since."""
+    def relimit(self, limit: float | None, resumed: bool = False) -> None:
+        """Takes over a limit that was changed since; `resumed` tells that the pass of an epoch goes on."""
         self.count = limited(length_of(self.loader), limit)
+        if resumed and self.readers and self.readers[0].behind != (0, 0):
+            dealer = dealer_of(self.readers[0].loader)
+            assert dealer is not None, "the pass has begun there"
+            self.count = dealer.count_behind(self.count, self.readers[0].behind)
 
     def open_epoch(self, epoch: int) -> None:
         """The next pass is that of `epoch`."""

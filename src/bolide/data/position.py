@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -22,6 +22,17 @@ from bolide.data.tensors import batches_of, is_plain
 from bolide.seed import rng_state, set_rng_state
 
 State = dict[str, Any]
+Behind = tuple[int, int]
+"""Where a pass begins that goes on from one of other ranks or batch size: behind so many samples, as that batch."""
+
+
+@runtime_checkable
+class Dealer(Protocol):
+    """A sampler that deals batches out to ranks: its next pass may begin within the order; data/samplers has them."""
+
+    begin: Behind
+
+    def count_behind(self, count: float, behind: Behind) -> float: ...
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
@@ -78,6 +89,7 @@ class Reader:
         self.taken = 0
         self.pooled = False
         self.expects_pool = False
+        self.behind: Behind = (0, 0)
         self._going_on: tuple[State | None, int] | None = None
 
     def __len__(self) -> int:
@@ -90,6 +102,7 @@ class Reader:
         self.at_iter = snapshot(self.loader)
         self.at_first = None
         self.taken = 0
+        self.behind = (0, 0)
         self.pooled = self.expects_pool or has_pool(self.loader)
         self.expects_pool = False
         make = pooled_iterator if self.pooled and not has_pool(self.loader) else open_iterator
@@ -107,6 +120,8 @@ class Reader:
     def position(self) -> State:
         """What `go_on` needs to come back to where this pass stands."""
         state: State = {"at_iter": self.at_iter, "at_first": self.at_first, "taken": self.taken, "pooled": self.pooled}
+        if self.behind != (0, 0):
+            state["behind"] = list(self.behind)
         if is_stateful(self.loader):
             state["loader"] = self.loader.state_dict()
         return state
@@ -127,9 +142,28 @@ class Reader:
             self.loader.load_state_dict(saved["loader"])
             return self._counted(open_iterator(self.loader))
         self.expects_pool = False
+        if saved is not None and saved.get("behind"):
+            self.behind = (int(saved["behind"][0]), int(saved["behind"][1]))
+            skip -= self.behind[1]
+            dealer = dealer_of(self.loader)
+            if dealer is None:
+                raise UserCodeError(
+                    f"The checkpoint stands behind {self.behind[0]} samples of its epoch, where "
+                    f"{type(self.loader).__name__} has no beginning: give the loader that it was saved with"
+                )
+            dealer.begin = self.behind
         with self.opening():
             iterator = advanced(self.loader, self.at_first, skip, self.pooled)
         return self._counted(iterator)
+
+
+def dealer_of(loader: Any) -> Dealer | None:
+    """What deals a loader's batches out to the ranks, where that is done by index."""
+    batches = getattr(loader, "batch_sampler", None)
+    for one in (batches, getattr(batches, "sampler", None), getattr(loader, "sampler", None)):
+        if isinstance(one, Dealer):
+            return one
+    return None
 
 
 def open_iterator(loader: Any) -> Iterator[Any]:
@@ -160,6 +194,8 @@ class Passed:
         iterator = iter(self.sampler)
         for _ in islice(iterator, self.skip):
             pass
+        if not self.skip:  # a pass that begins within the order has its order drawn now
+            iterator = chain(list(islice(iterator, 1)), iterator)
         self.after = generator_states(self.loader)
         go_to(self.loader, now)
         return iterator

@@ -22,7 +22,7 @@ from bolide.core.errors import UserCodeError
 from bolide.data.combined import CombinedLoader
 from bolide.data.keyed import keyed_random
 from bolide.data.loaders import is_collection
-from bolide.data.position import generator_states, set_generator_states
+from bolide.data.position import Behind, generator_states, set_generator_states
 from bolide.seed import rng_state, set_rng_state
 
 Draw = Callable[[Iterable[Any]], Iterator[Any]]
@@ -49,12 +49,20 @@ class RankBatches:
     Attributes:
         sampler: the user's sampler, which all ranks draw alike.
         shares: of this pass, the batches whose loss counts for more or less than 1, by their number.
+        begin: where the next pass begins; those after it begin at the beginning.
     """
 
     def __init__(self, sampler: Any, batch_size: int, drop_last: bool, part: Part, draw: Draw) -> None:
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
         self.part, self.draw = part, draw
         self.shares: dict[int, float] = {}
+        self.begin: Behind = (0, 0)
+
+    def count_behind(self, count: float, behind: Behind) -> float:
+        """How many batches an epoch of `count` has that goes on there: those done, as it counts them, and the rest."""
+        span = self.batch_size * self.part.size
+        rest = max(min(count * span, len(self.sampler)) - behind[0], 0)
+        return behind[1] + (rest // span if self.drop_last else -(-rest // span))
 
     def __len__(self) -> int:
         part = self.part
@@ -66,8 +74,8 @@ class RankBatches:
     def __iter__(self) -> Iterator[Any]:
         part, span = self.part, self.batch_size * self.part.size
         self.shares = shares = {}
-        order = self.draw(self.sampler)
-        number = position = 0
+        (position, number), self.begin = self.begin, (0, 0)
+        order = islice(self.draw(self.sampler), position, None)
         while batch := list(islice(order, span)):
             if len(batch) < span and self.drop_last:
                 return
@@ -91,6 +99,12 @@ class RankTurns:
     def __init__(self, sampler: Any, part: Part, draw: Draw) -> None:
         self.sampler, self.part, self.draw = sampler, part, draw
         self.shares: dict[int, float] = {}
+        self.begin: Behind = (0, 0)
+
+    def count_behind(self, count: float, behind: Behind) -> float:
+        """As of `RankBatches`, in batches, or samples, of the sampler."""
+        rest = max(min(count * self.part.size, len(self.sampler)) - behind[0], 0)
+        return behind[1] + -(-rest // self.part.size)
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.sampler), self.part.size)
@@ -99,8 +113,8 @@ class RankTurns:
     def __iter__(self) -> Iterator[Any]:
         part = self.part
         self.shares = shares = {}
-        order = self.draw(self.sampler)
-        number = 0
+        (behind, number), self.begin = self.begin, (0, 0)
+        order = islice(self.draw(self.sampler), behind, None)
         while turn := list(islice(order, part.size)):
             sizes = [len(entry) if isinstance(entry, (list, tuple)) else 1 for entry in turn]
             total = sum(sizes)
@@ -181,8 +195,6 @@ def _same(a: Any, b: Any) -> bool:
 
 def over_ranks(loaders: Any, part: Part) -> Any:
     """The same loaders, each reading this rank's part. What cannot be split by index stays as it is."""
-    if part.size == 1:
-        return loaders
     if isinstance(loaders, CombinedLoader):
         combined = CombinedLoader(loaders.iterables, loaders.mode)
         combined.flattened = [over_ranks(one, part) for one in loaders.flattened]

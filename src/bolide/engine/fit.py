@@ -22,8 +22,8 @@ from bolide.core.progress import Progress
 from bolide.core.states import RunningStage
 from bolide.data.batches import batches, started
 from bolide.data.loaders import eval_sources, set_epoch, train_source, without_shuffling
+from bolide.engine import elastic, rank_log, ranks
 from bolide.engine import plan as plans
-from bolide.engine import rank_log, ranks
 from bolide.engine.evaluate import Handed, evaluate
 from bolide.engine.optimizers import step_plateau_schedulers, step_schedulers
 from bolide.engine.resume import go_on, goes_on, restore_place
@@ -193,7 +193,7 @@ def load_train(run: Run) -> None:
     if config.overfit_batches > 0:
         loaders = without_shuffling(loaders, "training")
     run.train_loaders = loaders
-    if run.strategy.distributed:
+    if run.strategy.distributed or elastic.scales(run):
         loaders = ranks.part_of(run, loaders, training=True)
     run.train = train_source(loaders, train_limit(run), key_seed(run))
     run.train_loaded_epoch = run.progress.epoch
@@ -242,7 +242,7 @@ def open_epoch(run: Run, iterator: Any) -> Any:
         load_train(run)
         iterator = None
     else:
-        run.train.relimit(train_limit(run))
+        run.train.relimit(train_limit(run), resumed=progress.mid_epoch)
         ranks.agree_on_length(run)
     resumed = progress.mid_epoch
     run.validated_this_epoch = resumed and run.validated_this_epoch

@@ -21,10 +21,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from bolide import collectives
 from bolide.collectives import RankDisagreement
 from bolide.core import env
-from bolide.core.errors import CheckpointError, UserCodeError
-from bolide.core.messages import info, warn_once
+from bolide.core.errors import UserCodeError
+from bolide.core.messages import warn_once
 from bolide.data.samplers import Part, shares_of
 from bolide.data.samplers import over_ranks as split_loaders
+from bolide.engine import elastic
 from bolide.engine.step import check_loss, window
 from bolide.launch.group import Heartbeat, opened
 from bolide.log import load_metric_states, metric_states
@@ -386,10 +387,11 @@ def fetched_by_any(run: Run, fetched: list[int]) -> list[int]:
 
 def part_of(run: Run, loaders: Any, training: bool) -> Any:
     """This rank's part of the loaders, where the trainer is to split them."""
-    strategy: Any = run.strategy
-    if not run.config.use_distributed_sampler or not several(run):
+    # where the global batch may change a single process's loader, too, must be able to begin within a batch
+    if not run.config.use_distributed_sampler or not (several(run) or (training and elastic.scales(run))):
         return loaders
-    return split_loaders(loaders, Part(strategy.data_rank, strategy.data_size, training))
+    data_rank, data_size = elastic.data_place(run)
+    return split_loaders(loaders, Part(data_rank, data_size, training))
 
 
 def once_for_all(run: Run, fn: Callable[[], Any], per_node: bool) -> None:
@@ -445,88 +447,9 @@ def is_consequence(error: BaseException) -> bool:
 # ---------------------------------------------------------------------- what each rank saves for itself
 
 
-PER_RANK = ("rng", "data", "log", "gradients")
-"""The entries of a run's state that differ from rank to rank."""
-
-
 def of_all_ranks(run: Run, own: dict[str, Any]) -> dict[str, Any]:
     """The run's state with that of the other ranks in it, on the first one; it alone writes. All must call it."""
-    shape = {
-        "world_size": run.strategy.world_size,
-        "data_size": data_size_of(run),
-        "accumulate": run.trainer.accumulate_grad_batches,
-        "batch_size": batch_size_of(run),
-    }
+    shape = elastic.shape_of(run)
     if not several(run):
         return {**own, **shape}
-    return {**own, **shape, "ranks": collectives.gather_to_zero({name: own[name] for name in PER_RANK})}
-
-
-def batch_size_of(run: Run) -> int | None:
-    """How many samples a batch of one rank has, where the training loader says so."""
-    loader = getattr(run.train, "loader", None)
-    sampler = getattr(loader, "batch_sampler", None)
-    size = getattr(sampler if sampler is not None else loader, "batch_size", None)
-    return size if isinstance(size, int) else None
-
-
-def data_size_of(run: Run) -> int:
-    """Into how many parts each global batch is split: less than there are ranks where some split the module."""
-    return int(getattr(run.strategy, "data_size", 1)) if several(run) else 1
-
-
-def sizes_of(saved: dict[str, Any]) -> tuple[int, int]:
-    """By how many processes a state was saved, and into how many parts their global batches were split."""
-    world = saved.get("world_size", 1)
-    return world, saved.get("data_size", world)
-
-
-def other_size(run: Run, saved: dict[str, Any] | None) -> bool:
-    """Whether a state was saved by another number of processes than there are now, or with its data split otherwise."""
-    return saved is not None and "rng" in saved and sizes_of(saved) != (run.strategy.world_size, data_size_of(run))
-
-
-def of_this_rank(run: Run, saved: dict[str, Any] | None) -> dict[str, Any] | None:
-    """This rank's part of a saved state; on another number of ranks, the same samples consumed.
-
-    Raises:
-        CheckpointError: the global batch cannot be kept.
-    """
-    if saved is None or "rng" not in saved:
-        return saved
-    parts = saved.get("ranks") or [{name: saved[name] for name in PER_RANK}]
-    if not other_size(run, saved):
-        return {**saved, **parts[run.strategy.global_rank]}
-    rescale(run, saved)
-    return {**saved, **parts[run.strategy.global_rank % len(parts)], "data": parts[0]["data"], "gradients": None}
-
-
-def rescale(run: Run, saved: dict[str, Any]) -> None:
-    """Goes on with another number of ranks: batches are counted anew, and accumulated so that a step's samples stay.
-
-    Raises:
-        CheckpointError: they do not divide.
-    """
-    trainer, progress = run.trainer, run.progress
-    (_, before), now = sizes_of(saved), data_size_of(run)
-    accumulate = saved.get("accumulate", 1)
-    size, size_now = saved.get("batch_size"), batch_size_of(run)
-    if size is None or size_now is None:
-        size = size_now = 1  # batches whose size nobody knows are taken to be alike
-    step, done, each = accumulate * before * size, progress.batch * before * size, now * size_now
-    done = done if progress.mid_epoch else 0
-    if step % each or done % each:
-        raise CheckpointError(
-            f"The checkpoint was saved by {before} process(es) with batches of {size} and "
-            f"accumulate_grad_batches={accumulate}, which makes {step} to a step; {done} were done in its epoch. {now} "
-            f"process(es) with batches of {size_now} take {each} at a time, which does not divide that. Change the "
-            "batch size or the number of processes so that it does, or start a new fit from its weights"
-        )
-    trainer.accumulate_grad_batches = step // each
-    if progress.mid_epoch:
-        progress.batch = done // each
-    progress.total_batches = progress.total_batches * before * size // each
-    info(
-        f"The checkpoint was saved by {before} process(es), and now there are {now}: "
-        f"accumulate_grad_batches={step // each} keeps the samples of each step."
-    )
+    return {**own, **shape, "ranks": collectives.gather_to_zero({name: own[name] for name in elastic.PER_RANK})}

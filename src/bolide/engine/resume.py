@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bolide.checkpoint.state import keyed
-from bolide.core.messages import warn, warn_once
+from bolide.core.messages import warn
 from bolide.data.batches import started
 from bolide.data.loaders import set_epoch
 from bolide.data.position import generator_states, has_pool, set_generator_states
@@ -88,11 +88,9 @@ def open_gradients(run: Run) -> dict[str, torch.Tensor] | None:
     if not progress.mid_epoch or progress.is_last_batch or not open_window:
         return None
     if getattr(run.strategy, "sharded", False):
-        warn_once(
-            "A checkpoint within an accumulation window keeps no gradients of sharded parameters: going on from it, "
-            "the batches of that window that were done do not count. Save at optimizer steps."
-        )
-        return None
+        from bolide.strategies import open_gradients as sharded
+
+        return sharded.held(run.module) if sharded.can_hold(run.module) else None
     return {name: p.grad.detach().clone() for name, p in run.module.named_parameters() if p.grad is not None}
 
 
@@ -179,6 +177,11 @@ def go_on(run: Run, validate_owed: Callable[[Run], None]) -> Any:
 def restore_gradients(run: Run, gradients: dict[str, torch.Tensor] | None) -> None:
     """Puts back the gradients of an open accumulation window."""
     if gradients is None:
+        return
+    if getattr(run.strategy, "sharded", False):
+        from bolide.strategies import open_gradients as sharded
+
+        sharded.put_back(run.module, gradients)
         return
     for name, parameter in run.module.named_parameters():
         if name in gradients:

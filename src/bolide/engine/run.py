@@ -27,6 +27,7 @@ from bolide.log import Log
 if TYPE_CHECKING:
     from bolide.core.config import RunConfig
     from bolide.data.loaders import Source
+    from bolide.engine.elastic import Elastic
     from bolide.engine.optimizers import LightningOptimizer, LRSchedulerConfig
     from bolide.engine.plan import Plan
     from bolide.precision import Precision
@@ -60,6 +61,7 @@ class Run:
         "val_timer_s", "val_every", "started_s", "restored", "loops_state", "predictions", "results", "said_min",
         "train_loaded_epoch", "saved", "boundary", "saver", "signals", "owes_validation", "phases",
         "starts_over", "live", "run_id", "writer", "memory_is_ready", "locks", "stop_agreed", "first_batch_checked",
+        "elastic", "rate_hooks",
     )  # fmt: skip
 
     def __init__(self, trainer: Any, module: Any, datamodule: Any, progress: Progress, log: Log) -> None:
@@ -100,6 +102,8 @@ class Run:
         self.signals.shared = trainer.strategy.world_size > 1
         self.stop_agreed = False
         self.first_batch_checked = False
+        self.elastic: Elastic | None = None
+        self.rate_hooks: list[Any] = []
         self.writer = self._new_writer()
         self.memory_is_ready = False
         self.locks: list[RunLock] = []

@@ -23,8 +23,8 @@ from bolide.core.hooks import Hooks, overrides, resolve
 from bolide.core.messages import PossibleUserWarning, info, warn, warn_once
 from bolide.core.progress import Progress
 from bolide.core.states import RunningStage, TrainerStatus
+from bolide.engine import elastic, folders, rank_log, ranks
 from bolide.engine import fit as fit_loop
-from bolide.engine import folders, rank_log, ranks
 from bolide.engine import plan as plans
 from bolide.engine.evaluate import evaluate
 from bolide.engine.optimizers import LightningOptimizer, check_schedulers, parse_optimizers
@@ -182,9 +182,9 @@ def open_fit(run: Run, ckpt_path: str | None) -> None:
         restore_training(run, checkpoint, ckpt_path)
         info(f"Going on from {ckpt_path}: epoch {run.progress.epoch}, step {run.progress.step}.")
         saved = checkpoint.get("bolide")
-        if ranks.other_size(run, saved) and run.train is None:
+        if elastic.other_size(run, saved) and run.train is None:
             fit_loop.load_train(run)  # the size of its batches tells how far the run is
-        restore_run(run, ranks.of_this_rank(run, saved))
+        restore_run(run, elastic.of_this_rank(run, saved))
         del checkpoint
     if run.version != run.plan.version or run.restored:
         run.plan = plans.build(run)
@@ -434,6 +434,9 @@ def fail(run: Run, error: BaseException) -> None:
 def release(run: Run) -> None:
     """Lets go of what a run holds, so that its memory is free before the next."""
     run.live = False
+    for hook in run.rate_hooks:
+        hook.remove()
+    run.rate_hooks = []
     run.log.close_batch()
     run.log.to_cpu()
     run.state.stage = None

@@ -21,12 +21,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+    registry,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from bolide.core import env
+from bolide.launch import address
 from bolide.launch.group import STACKS_SIGNAL
 from bolide.world import cpu_count
 
@@ -38,6 +48,9 @@ STOP_WITHIN_S = 60
 
 MONITOR_EVERY_S = 0.1
 
+ANSWERS_WITHIN_S = 20
+"""The machine with the meeting place is taken for gone where nothing is heard from it for so long."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -48,6 +61,7 @@ class Launch:
         count: how many ranks on this machine.
         nodes: the least and the greatest number of machines.
         endpoint: "host:port" of the rendezvous; None: this machine alone.
+        local_address: by which the other machines reach this one; None: that from which the way to `endpoint` starts.
         run_id: the rendezvous's name, the same on all machines.
         max_restarts: how often a failed group starts again; the count begins anew once it came further than before.
         hang_timeout_s: a rank that gave no sign of life for so long has the group ended; None: never.
@@ -58,6 +72,7 @@ class Launch:
     count: int
     nodes: tuple[int, int] = (1, 1)
     endpoint: str | None = None
+    local_address: str | None = None
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     max_restarts: int = 0
     hang_timeout_s: float | None = None
@@ -72,14 +87,20 @@ def run_ranks(launch: Launch) -> int:
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the report below says it in a line
     with _prepared(launch) as folder:
-        agent = Agent(launch, Heartbeats(folder, launch.count))
+        agent, lost = None, False
         try:
+            agent = Agent(launch, Heartbeats(folder, launch.count))
             result = agent.run()
         except SignalException as stop:
             return 128 + int(stop.sigval)
+        except RendezvousError as error:
+            lost = isinstance(error, RendezvousConnectionError)
+            _say(why_alone(launch, error))
+            return 1
         finally:
-            with contextlib.suppress(Exception):  # the store is on a machine that may be gone
-                agent.spec.rdzv_handler.shutdown()
+            if agent is not None and not lost:  # it would be waited for once more
+                with contextlib.suppress(Exception):  # the store is on a machine that may be gone
+                    agent.spec.rdzv_handler.shutdown()
         if result is not None and result.is_failed():
             return agent.exit_code
         return 0
@@ -135,21 +156,22 @@ class Agent(LocalElasticAgent):
 
     def __init__(self, launch: Launch, beats: Heartbeats) -> None:
         self.launch, self.beats = launch, beats
-        alone = launch.endpoint is None
+        endpoint, place = meeting_place(launch)
         parameters = RendezvousParameters(
             backend="c10d",
-            endpoint="127.0.0.1:0" if alone else str(launch.endpoint),
+            endpoint=endpoint,
             run_id=launch.run_id,
             min_nodes=launch.nodes[0],
             max_nodes=launch.nodes[1],
-            local_addr="127.0.0.1" if alone else launch.settings.get("local_addr"),
-            **({"is_host": "1"} if alone else {}),
-            **{key: value for key, value in launch.settings.items() if key != "local_addr"},
+            **{**place, **launch.settings},
         )
+        handler = registry.get_rendezvous_handler(parameters)
+        if launch.endpoint is not None:
+            address.give_up_after(*parse_rendezvous_endpoint(endpoint, DEFAULT_PORT), ANSWERS_WITHIN_S)
         self.spec = WorkerSpec(
             role="rank",
             local_world_size=launch.count,
-            rdzv_handler=registry.get_rendezvous_handler(parameters),
+            rdzv_handler=handler,
             entrypoint=launch.command[0],
             args=tuple(launch.command[1:]),
             max_restarts=launch.max_restarts,
@@ -159,9 +181,20 @@ class Agent(LocalElasticAgent):
                          shutdown_timeout=STOP_WITHIN_S)  # fmt: skip
         self.exit_code = 1
         self._furthest = -1
+        self._starts = 0
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        try:
+            return super()._invoke_run(role)
+        except RendezvousError:
+            self._kill()  # its ranks wait for those of machines that are gone
+            raise
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.beats.clear()
+        # torch's own count of restarts leaves out those for a machine that came or went
+        env.set("BOLIDE_STARTS", str(self._starts))
+        self._starts += 1
         return super()._start_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -288,6 +321,33 @@ class Agent(LocalElasticAgent):
             _say(f"The group starts again; {self._remaining_restarts - 1} more restart(s) after this one.")
         elif self.launch.max_restarts:
             _say(f"max_restarts={self.launch.max_restarts} are used up.")
+
+
+def meeting_place(launch: Launch) -> tuple[str, dict[str, Any]]:
+    """Where the agents meet, and as what this one goes there: its address, and whether the place is its own."""
+    if launch.endpoint is None:
+        return "127.0.0.1:0", {"local_addr": "127.0.0.1", "is_host": "1"}
+    host, port = parse_rendezvous_endpoint(launch.endpoint, default_port=DEFAULT_PORT)
+    own = launch.local_address or address.towards(host, port)
+    if own is None:
+        return launch.endpoint, {}
+    if env.get("GLOO_SOCKET_IFNAME") is None:
+        interface = address.interface_of(own)
+        if interface is not None:  # gloo would take the one that the host's name means
+            env.set("GLOO_SOCKET_IFNAME", interface)
+    is_host = address.hosts(host, port, own)
+    return launch.endpoint, {"local_addr": own, **({} if is_host is None else {"is_host": str(int(is_host))})}
+
+
+def why_alone(launch: Launch, error: Exception) -> str:
+    """Why this machine's agent cannot go on with those of the others."""
+    where = f"at {launch.endpoint} ({launch.run_id!r})"
+    if isinstance(error, RendezvousClosedError):
+        return f"The run {where} is over: the agent of another machine has ended it."
+    if isinstance(error, RendezvousTimeoutError):
+        return f"Fewer than {launch.nodes[0]} machine(s) came together {where}."
+    why = str(error.__cause__ or error).partition("\n")[0]
+    return f"The agents meet {where}, and the machine there does not answer (any more): {why}"
 
 
 def _signal_name(number: int) -> str:

@@ -285,6 +285,11 @@ def restart_count() -> int:
     return _number("TORCHELASTIC_RESTART_COUNT", _number("BOLIDE_RAY_ATTEMPT", 0))
 
 
+def started_before() -> bool:
+    """Whether this process's agent has started the group before: after a failure, or as a machine came or went."""
+    return restart_count() > 0 or _number("BOLIDE_STARTS", 0) > 0
+
+
 def port_of_job(job: str | None) -> int:
     """A port that all processes of a job find, and that jobs of one machine rarely share."""
     digits = "".join(character for character in job or "" if character.isdigit())

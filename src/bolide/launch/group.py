@@ -125,13 +125,16 @@ def close_group() -> None:
 
 
 def die_with_agent() -> None:
-    """In a process that Bolide's agent started: ends when the agent does, and prints its stacks when asked."""
-    agent = env.get("BOLIDE_AGENT_PID")
-    if agent is None:
+    """In a process that an elastic agent started: ends when the agent does; Bolide's may ask it for its stacks."""
+    # an agent makes each rank the leader of a session: what is none was started by a program in between
+    if env.get("TORCHELASTIC_RUN_ID") is None or os.getsid(0) != os.getpid():
         return
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    agent = env.get("BOLIDE_AGENT_PID")
+    if agent is None:
+        return
     if os.getppid() != int(agent):
         os._exit(1)  # it died before this line
     if signal.getsignal(STACKS_SIGNAL) == signal.SIG_DFL:

@@ -85,11 +85,12 @@ def build(arguments: dict[str, Any], old: Mapping[str, Any]) -> Parts:
     wrong = [*wrong, *problems(config), *place_wrong, *plugin_wrong]
     if wrong:
         raise ConfigError(list(dict.fromkeys(wrong)))
-    if world.launched:
-        die_with_agent()
+    die_with_agent()
     strategy.open(world.device)
     queue = plugins.get("queue") or (SLURMEnvironment() if SLURMEnvironment.detect() else None)
-    precision = plugins.get("precision") or Precision(config.precision, strategy.root_device)
+    precision = plugins.get("precision") or Precision(
+        config.precision, strategy.root_device, sharded=bool(getattr(strategy, "sharded", False))
+    )
     return Parts(filled(config), world, strategy, precision, plugins.get("io"), queue, added, resume_from)
 
 

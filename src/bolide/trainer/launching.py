@@ -17,7 +17,7 @@ from bolide.core import env
 from bolide.core.hooks import overrides
 from bolide.core.messages import warn_once
 from bolide.core.states import TrainerStatus
-from bolide.launch.environments import LightningEnvironment, RayEnvironment, restart_count
+from bolide.launch.environments import LightningEnvironment, RayEnvironment, started_before
 from bolide.launch.script import how_to_start, script_command
 from bolide.trainer.checks import checked_module, split_data
 from bolide.trainer.paths import go_on_in, resolve_ckpt_path
@@ -179,8 +179,11 @@ def _take_over(trainer: Trainer, fn: str, module: Any, datamodule: Any, answer: 
 
 
 def is_restart() -> bool:
-    """Whether an elastic agent has started this group again."""
-    return restart_count() > 0
+    """Whether the group goes on with what another began, as any of its agents knows. All ranks call it.
+
+    The agent of a machine that came later has started nothing before, and its rank may be the first.
+    """
+    return collectives.any_rank("the beginning of a fit", started_before())
 
 
 def agreed_path(trainer: Trainer, fn: str, ckpt_path: Any, model_given: bool) -> str | None:
