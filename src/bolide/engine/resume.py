@@ -87,7 +87,7 @@ def open_gradients(run: Run) -> dict[str, torch.Tensor] | None:
     open_window = run.module.automatic_optimization and progress.batch % run.trainer.accumulate_grad_batches
     if not progress.mid_epoch or progress.is_last_batch or not open_window:
         return None
-    if getattr(run.strategy, "sharded", False):
+    if getattr(run.strategy, "sharded", False) or not run.strategy.gradients_on_parameters:
         warn_once(
             "A checkpoint within an accumulation window keeps no gradients of sharded parameters: going on from it, "
             "the batches of that window that were done do not count. Save at optimizer steps."

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bolide.checkpoint import io
 from bolide.core.protocols import CheckpointFormat, Optimizable
+from bolide.precision import Precision
 from bolide.world import World
 
 
@@ -28,6 +29,9 @@ class Strategy:
     strategy_name = "single_device"
     distributed = False
     """Whether it runs several processes; such a one is given its place among them, and opens their group."""
+
+    gradients_on_parameters = True
+    """Whether a parameter's `grad` is its gradient between two batches of an accumulation window."""
 
     start_method: Literal["script", "spawn", "fork"] | None = None
     """How the processes are started where nobody has: None runs the script again, or forks where there is none."""
@@ -49,6 +53,10 @@ class Strategy:
             self._root_device = device
         if self._root_device.type == "cuda":
             torch.cuda.set_device(self._root_device)
+
+    def make_precision(self, name: str | int | None) -> Precision:
+        """The precision `name` on the device of the run."""
+        return Precision(name, self._root_device)
 
     def init_context(self, empty: bool | None = None) -> AbstractContextManager[Any]:
         """New parameters are made on the device; with `empty` without their initial values, on the meta device."""
@@ -77,6 +85,13 @@ class Strategy:
             nn.utils.clip_grad_value_(parameters, limit)
             return None
         return nn.utils.clip_grad_norm_(parameters, limit)
+
+    def scale_gradients(self, optimizer: Optimizable, factor: float) -> None:
+        """Multiplies the gradients of `optimizer`, before they are clipped and stepped on."""
+        for group in optimizer.param_groups:
+            gradients = [p.grad for p in group["params"] if p.grad is not None]
+            if gradients:
+                torch._foreach_mul_(gradients, factor)
 
     def step(self, optimizer: Optimizable, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's step."""
