@@ -274,7 +274,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         """
         raise UserCodeError(
             f"`training_step` returned None, which strategy={self.strategy_name!r} cannot leave out: the ranks "
-            "exchange parts of the gradients in each backward pass. Return a loss that is zero: (output * 0).sum()"
+            "exchange parts of the weights in each backward pass. Return a loss that is zero: (output * 0).sum()"
         )
 
     def clip(self, optimizer: Optimizable, limit: float, kind: str) -> Tensor | None:
@@ -352,6 +352,11 @@ class DeepSpeedStrategy(ParallelStrategy):
     def load_optimizer(self, optimizer: Optimizable, state: dict[str, Any]) -> None:
         """Takes a whole optimizer state, of which each rank keeps its part."""
         states.load_optimizer_state(self._engine.optimizer, self._groups, state)
+
+    def whole_shapes(self, module: nn.Module) -> dict[str, torch.Size]:
+        """The shapes of the weights that stage 3 has split."""
+        named = module.named_parameters(remove_duplicate=False)
+        return {name: states.shape_of(p) for name, p in named if states.partitioned(p)}
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Takes whole weights by name."""
@@ -453,6 +458,11 @@ def the_one(optimizers: list[Optimizable]) -> Any:
         raise UserCodeError(
             "configure_optimizers must return a torch.optim.Optimizer under DeepSpeed, not "
             f"{'None' if type(optimizer).__name__ == 'NoOptimizer' else type(optimizer).__name__}"
+        )
+    if isinstance(optimizer, torch.optim.Adagrad):
+        raise UserCodeError(
+            "torch.optim.Adagrad under DeepSpeed would be replaced by one that the schedulers do not know: use "
+            "torch.optim.AdamW, or strategy='ddp'"
         )
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:

@@ -51,7 +51,10 @@ def load(device_type: str, level: int) -> Any:
     import deepspeed.ops
 
     logging.getLogger("DeepSpeed").setLevel(level)
-    # a table that DeepSpeed keeps to be edited: what is not compatible is not compiled
+    # a table that DeepSpeed keeps to be edited: what is not compatible is not compiled. Where it is not made yet, a
+    # short one spares each rank the compilers that find out, and their complaints
+    if device_type == "cpu" and "__compatible_ops__" not in vars(deepspeed.ops):
+        deepspeed.ops.__compatible_ops__ = {}
     deepspeed.ops.__compatible_ops__[INFERENCE_OPERATOR] = False
     return deepspeed
 

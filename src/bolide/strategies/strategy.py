@@ -129,6 +129,10 @@ class Strategy:
         """Weights of a file as `module`, which may be spread over processes, takes them."""
         return state
 
+    def whole_shapes(self, module: nn.Module) -> dict[str, torch.Size]:
+        """The shapes of those weights of `module`, by name, that are not whole in this process."""
+        return {}
+
     def bind(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """What is called in the place of the module's method `name`, which is `method`."""
         return method
