@@ -25,8 +25,6 @@ from bolide.strategies import deepspeed_setup as setup
 from tests.distributed.support import Net, batches, data, in_ranks, trainer
 from tests.distributed.test_sharded import Direct, Manual, Wide
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.distributed.all_gather_into_tensor`:FutureWarning")
-
 
 def whole(one: pl.Trainer) -> torch.Tensor:
     """All weights in one vector, on the first rank."""
@@ -160,10 +158,10 @@ def trained(case: str, strategy: Any, ranks: int, validates: bool = True) -> tup
     if case == "a short loader":  # its loaders are not split
         val = batches(12, 4, seed=2)
     one.fit(module, loader_of(case, 12 // ranks, rank, ranks), val)
-    found = float(one.callback_metrics["val"])
+    found = one.callback_metrics.get("val")  # an epoch that is left early does not validate
     again = one.validate(module, val, verbose=False)[0]["val"]
-    assert again == pytest.approx(found, abs=1e-6)
-    return whole(one), found
+    assert found is None or again == pytest.approx(float(found), abs=1e-6)
+    return whole(one), again
 
 
 def strategy_of(stage: str) -> Any:

@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ def load(device_type: str, level: int) -> Any:
     import deepspeed.ops
 
     logging.getLogger("DeepSpeed").setLevel(level)
+    # torch says so at each of DeepSpeed's calls; until DeepSpeed calls these functions by their new names
+    old_names = "`torch.distributed.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
+    warnings.filterwarnings("ignore", old_names, FutureWarning)
     # a table that DeepSpeed keeps to be edited: what is not compatible is not compiled. Where it is not made yet, a
     # short one spares each rank the compilers that find out, and their complaints
     if device_type == "cpu" and "__compatible_ops__" not in vars(deepspeed.ops):

@@ -171,10 +171,17 @@ def _numbered(groups: Groups) -> dict[int, int]:
 
 
 def _link(optimizer: Any) -> None:
-    """Lets DeepSpeed's functions find the states that this rank has; it does so itself at its first step."""
-    link = getattr(optimizer, "_lazy_init_hp_params_optimizer_state", None)
-    if link is not None and all(base_of(optimizer).state.get(flat) for _, flat in flats(optimizer)):
-        link()
+    """Lets DeepSpeed's functions find the states that this rank has.
+
+    It does so itself within its first step, but as soon as the first group has been stepped: it misses the others'.
+    """
+    from deepspeed.utils import lazy_init_hp_params_optimizer_state
+
+    if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):  # stages 1 and 2
+        state = base_of(optimizer).state
+        for parameters, flat in flats(optimizer):
+            if state.get(flat):
+                lazy_init_hp_params_optimizer_state(parameters, flat, state)
 
 
 def load_optimizer_state(optimizer: Any, groups: Groups, state: Mapping[str, Any]) -> None:
