@@ -421,24 +421,24 @@ def test_a_lock_that_a_dead_compiler_left_is_reported(tmp_path: Path, monkeypatc
     lock.parent.mkdir()
     (tmp_path / "of_another_program").mkdir()
     (tmp_path / "of_another_program" / "lock").touch()
-    setup.refuse_stale_locks(tmp_path, ["cpu_adam"])
+    setup.refuse_stale_locks([tmp_path], ["cpu_adam"])
     held = subprocess.Popen(
         [sys.executable, "-c", f"f = open({str(lock)!r}, 'x'); print(flush=True); input()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert held.stdout is not None
     held.stdout.readline()
-    setup.refuse_stale_locks(tmp_path, ["cpu_adam"])  # somebody compiles: that is waited for
+    setup.refuse_stale_locks([tmp_path], ["cpu_adam"])  # somebody compiles: that is waited for
     held.kill()
     held.communicate()
     with pytest.raises(ConfigError, match=f"rm {lock}"):
-        setup.refuse_stale_locks(tmp_path, ["cpu_adam"])
+        setup.refuse_stale_locks([tmp_path], ["cpu_adam"])
     with pytest.warns(UserWarning, match="another machine may be compiling"):
-        setup.refuse_stale_locks(tmp_path, ["cpu_adam"], machines=2)
+        setup.refuse_stale_locks([tmp_path], ["cpu_adam"], machines=2)
     old_s = time.time() - 2 * setup.YOUNG_LOCK_S
     os.utime(lock, (old_s, old_s))
     with pytest.raises(ConfigError, match=f"rm {lock}"):
-        setup.refuse_stale_locks(tmp_path, ["cpu_adam"], machines=2)
+        setup.refuse_stale_locks([tmp_path], ["cpu_adam"], machines=2)
     # a run says so, on each rank, before any of them waits
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     with pytest.raises(RankError, match=f"rm {lock}"):

@@ -121,7 +121,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         if self._package is None:
             self._package = setup.load(self._root_device.type, self.logging_level)
             machines = max(1, self.world_size // self.num_processes)
-            setup.refuse_stale_locks(setup.extensions_folder(), setup.operators(), machines)
+            setup.refuse_stale_locks(setup.extensions_folders(), setup.operators(), machines)
             setup.refuse_unbuildable(self.config)
         super().start(exact)
         if env.get("LOCAL_RANK") is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -63,16 +64,15 @@ def load(device_type: str, level: int) -> Any:
     return deepspeed
 
 
-def extensions_folder() -> Path:
-    """Where torch keeps what it has compiled: the folder that holds one folder for each extension."""
-    from torch.utils.cpp_extension import _get_build_directory
-
+def extensions_folders() -> list[Path]:
+    """Where torch keeps what it has compiled for this Python: folders with one folder for each extension."""
     given = env.get("TORCH_EXTENSIONS_DIR")
     if given:
-        return Path(given)
-    probe = Path(_get_build_directory("bolide_probe", verbose=False))
-    probe.rmdir()
-    return probe.parent
+        return [Path(given)]
+    from torch.utils.cpp_extension import get_default_build_root
+
+    version = f"py{sys.version_info.major}{sys.version_info.minor}"
+    return list(Path(get_default_build_root()).glob(f"{version}*"))
 
 
 def operators() -> list[str]:
@@ -100,7 +100,7 @@ def held_files() -> set[str] | None:
     return found
 
 
-def refuse_stale_locks(folder: Path, names: list[str], machines: int = 1) -> None:
+def refuse_stale_locks(folders: list[Path], names: list[str], machines: int = 1) -> None:
     """Refuses to start where a lock of a compiler that is gone would have every rank wait for ever.
 
     torch's lock is a file that the compiling process has open until it is done. One that no process of this machine has
@@ -109,7 +109,7 @@ def refuse_stale_locks(folder: Path, names: list[str], machines: int = 1) -> Non
     Raises:
         ConfigError: names the lock and how to delete it.
     """
-    locks = [folder / name / "lock" for name in names]
+    locks = [folder / name / "lock" for folder in folders for name in names]
     locks = [lock for lock in locks if lock.exists()]
     if not locks:
         return
