@@ -205,6 +205,61 @@ def test_each_way_to_train_has_the_weights_of_one_process(stages: list[str]) -> 
     compare(stages, list(CASES))
 
 
+WARMUP = {"warmup_min_lr": 0.001, "warmup_max_lr": 0.01, "warmup_num_steps": 6, "warmup_type": "linear"}
+BY_CONFIG = {
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, "gradient_clipping": 0.2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.05, "betas": [0.9, 0.98]}},
+    "scheduler": {"type": "WarmupLR", "params": WARMUP},
+}  # fmt: skip
+
+
+class Bare(Wide):
+    """Its optimizer and schedule are those of DeepSpeed's configuration."""
+
+    configure_optimizers = pl.LightningModule.configure_optimizers
+
+
+class Spelled(Wide):
+    """The same optimizer and schedule in code."""
+
+    def configure_optimizers(self) -> Any:
+        from deepspeed.runtime.lr_schedules import WarmupLR
+
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01, weight_decay=0.05, betas=(0.9, 0.98))
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": WarmupLR(optimizer, **WARMUP), "interval": "step"},
+        }
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_optimizer_and_the_schedule_of_a_configuration(tmp_path: Path) -> None:
+    """They train as the same ones in code do, and go on from a file."""
+
+    def fitted(kind: type[Wide], ranks: int, **options: Any) -> pl.Trainer:
+        pl.seed_everything(3, verbose=False)
+        path = options.pop("ckpt_path", None)
+        one = trainer(ranks, max_epochs=3, **options)
+        one.fit(kind(), batches(48, 12 // ranks, shuffle=True), ckpt_path=path)
+        return one
+
+    right = fitted(Spelled, 1, gradient_clip_val=0.2)
+
+    def work() -> Any:
+        keep = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=5, save_top_k=-1, filename="{step}")
+        one = fitted(Bare, 2, strategy=DeepSpeedStrategy(config=BY_CONFIG), enable_checkpointing=True, callbacks=[keep])
+        two = fitted(Bare, 2, strategy=DeepSpeedStrategy(config=BY_CONFIG), ckpt_path=tmp_path / "step=5.ckpt")
+        return whole(one), whole(two), one.optimizers[0].param_groups[0]["lr"]
+
+    first, second, lr = in_ranks(2, work)[0]
+    assert furthest(first, whole(right)) < 1e-5 and lr == right.optimizers[0].param_groups[0]["lr"]
+    assert torch.equal(first, second)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_bf16_keeps_weights_of_full_precision(tmp_path: Path) -> None:
@@ -392,6 +447,12 @@ REFUSED = {
     "an optimizer that is replaced": (fits(Replaced), "Adagrad"),
     "clipping by value": (
         fits(Wide, gradient_clip_val=0.1, gradient_clip_algorithm="value"), "gradient_clip_algorithm='value'"
+    ),
+    "two makers of the optimizer": (
+        fits(Wide, strategy=DeepSpeedStrategy(config=BY_CONFIG)), "leave one of them out"
+    ),
+    "a schedule that is not there": (
+        fits(Wide, strategy=DeepSpeedStrategy(config={"scheduler": {"type": "WarmUpLR"}})), "did you mean 'WarmupLR'"
     ),
     "two limits": (
         fits(Wide, gradient_clip_val=0.1, strategy=DeepSpeedStrategy(config={"gradient_clipping": 0.5})),

@@ -6,7 +6,6 @@ arguments mean is strategies/deepspeed_config's, whole states are strategies/dee
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,13 +15,15 @@ from torch import Tensor, nn
 
 from bolide.core import env
 from bolide.core.errors import ConfigError, UserCodeError
+from bolide.core.hooks import overrides
 from bolide.core.protocols import Optimizable
-from bolide.precision import Precision, PrecisionRow
+from bolide.precision import Precision
 from bolide.strategies import deepspeed_config as settings
 from bolide.strategies import deepspeed_setup as setup
 from bolide.strategies import deepspeed_state as states
 from bolide.strategies.control import ControlWord
-from bolide.strategies.parallel import ParallelStrategy, same_modules
+from bolide.strategies.deepspeed_parts import EngineOptimizer, EnginePrecision, Router, make_scheduler, the_one
+from bolide.strategies.parallel import ParallelStrategy, same_modules, trainable
 from bolide.strategies.sharded import same_start
 from bolide.strategies.strategy import matching_keys, plain_keys
 
@@ -74,6 +75,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         self._engine: Any = None
         self._engine_of: nn.Module | None = None
         self._groups: states.Groups = []
+        self._schedulers: list[Any] = []
         self._word: ControlWord | None = None
         self._sync = True
         self._open_losses = 0
@@ -155,14 +157,15 @@ class DeepSpeedStrategy(ParallelStrategy):
                 same_modules(module)
                 same_start(module)
             elif self._engine_of is not module:
-                self._open_engine(module, None)
+                self._open_engine(module, None, trains=False)
             return self.optimizers
         if self._engine is not None:
             self._engine.destroy()
             self._engine = self._engine_of = None
         same_modules(module)
-        optimizer = the_one(build_optimizers())
-        self._groups = [(group, list(group["params"])) for group in optimizer.param_groups]
+        optimizer = None if self._makes_optimizer(module) else the_one(build_optimizers())
+        if optimizer is not None:
+            self._groups = [(group, list(group["params"])) for group in optimizer.param_groups]
         if self._half and not self._full:
             # DeepSpeed rounds the weights, and makes its own of full precision from those
             self._full = {
@@ -171,6 +174,11 @@ class DeepSpeedStrategy(ParallelStrategy):
                 if p.dtype == torch.float32 and p.requires_grad and not states.partitioned(p)
             }
         self._open_engine(module, optimizer)
+        if optimizer is None:
+            optimizer = self._basic_optimizer()
+            self._groups = [(optimizer.param_groups[0], trainable(module))]
+        wanted = self.config.get("scheduler")
+        self._schedulers = [make_scheduler(settings.without_auto(wanted), optimizer)] if wanted else []
         for name, parameter in module.named_parameters():
             if name in self._full:
                 states.put_weight(parameter, self._full.pop(name))
@@ -180,18 +188,45 @@ class DeepSpeedStrategy(ParallelStrategy):
         self.optimizers = [EngineOptimizer(self, optimizer)]
         return self.optimizers
 
-    def _open_engine(self, module: nn.Module, optimizer: Any) -> None:
+    def _makes_optimizer(self, module: nn.Module) -> bool:
+        """Whether DeepSpeed makes the optimizer, as its configuration says.
+
+        Raises:
+            UserCodeError: the module makes one, too.
+        """
+        wanted = self.config.get("optimizer")
+        if wanted and overrides(module, "configure_optimizers"):
+            raise UserCodeError(
+                f"The configuration of DeepSpeed has an optimizer ({wanted.get('type')}), and "
+                f"{type(module).__name__}.configure_optimizers makes one: leave one of them out"
+            )
+        return bool(wanted)
+
+    def _basic_optimizer(self) -> Any:
+        return self._engine.basic_optimizer
+
+    def schedulers(self) -> list[Any]:
+        """The schedulers that DeepSpeed's configuration asks for; they step with every optimizer step."""
+        return self._schedulers
+
+    def _open_engine(self, module: nn.Module, optimizer: Any, trains: bool = True) -> None:
         manual = not getattr(module, "automatic_optimization", True)
-        router = Router(module)
+        config = self._final(manual, trains)
+        own = trainable(module) if "optimizer" in config else None
         self._engine, *_ = self._package.initialize(
-            model=router, optimizer=optimizer, config=self._final(manual), dist_init_required=False
+            model=Router(module), optimizer=optimizer, model_parameters=own, config=config, dist_init_required=False
         )
         self._engine_of = module
 
-    def _final(self, manual: bool) -> dict[str, Any]:
+    def _final(self, manual: bool, trains: bool = True) -> dict[str, Any]:
         """The configuration as DeepSpeed is given it."""
         config = settings.without_auto(self.config)
         config.setdefault("gradient_clipping", 0.0)  # else DeepSpeed clips to 1
+        config.pop("scheduler", None)  # the trainer steps it
+        if not trains:
+            config.pop("optimizer", None)
+        if "optimizer" in config and self._root_device.type == "cpu":
+            settings.put(config, "optimizer.params.torch_adam", True)  # its own must be compiled
         if manual:  # the module says when it steps, after any number of backward passes
             config["managed_gradient_accumulation"] = False
             if self.stage != 2:
@@ -376,98 +411,3 @@ class DeepSpeedStrategy(ParallelStrategy):
                 states.put_weight(parameter, found[name])
                 found[name] = parameter.detach()
         return found
-
-
-class Router(nn.Module):
-    """What DeepSpeed wraps: its forward calls any method of the user's module by name.
-
-    Parameters that the user's module has itself, outside its parts, are this one's, too, as DeepSpeed gathers those of
-    the module that is called.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        for name, parameter in module.named_parameters(recurse=False):
-            self.register_parameter(f"own_{name}", parameter)
-
-    def forward(self, name: str | None, *args: Any) -> Any:
-        """The output of the method `name`; without one what was given, so that DeepSpeed goes back from it."""
-        return args[0] if name is None else getattr(self.module, name)(*args)
-
-
-class EngineOptimizer:
-    """The optimizer as callbacks and the module see it: its groups and settings are its own, its step is DeepSpeed's.
-
-    Each group's parameters are the flat partitions that DeepSpeed keeps, and `state` is that of these.
-    """
-
-    def __init__(self, strategy: DeepSpeedStrategy, optimizer: Any) -> None:
-        self._strategy = strategy
-        self.optimizer = optimizer
-        self.param_groups: list[dict[str, Any]] = optimizer.param_groups
-        self.defaults: dict[str, Any] = optimizer.defaults
-        self.state: Any = optimizer.state
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Evaluates the closure, then steps; returns what the closure returned."""
-        result = None if closure is None else closure()
-        self._strategy.take_step()
-        return result
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets gradients that were not stepped on; those that were are forgotten by DeepSpeed itself."""
-        self._strategy.forget_gradients()
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's part of the state; `trainer.save_checkpoint` holds all of it."""
-        state: dict[str, Any] = self.optimizer.state_dict()
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a whole state in torch's format. All ranks must call it."""
-        self._strategy.load_optimizer(self, state_dict)
-
-    def __repr__(self) -> str:
-        return f"EngineOptimizer({self.optimizer!r})"
-
-
-class EnginePrecision(Precision):
-    """A precision of which DeepSpeed scales the losses and keeps the weights."""
-
-    def __init__(self, name: str | int | None, device: torch.device) -> None:
-        super().__init__(name, device)
-        row = self.row
-        self.row = PrecisionRow(row.weights, row.autocast, scaler=False, legacy_key=row.legacy_key)
-        self.scaler = None
-
-
-def the_one(optimizers: list[Optimizable]) -> Any:
-    """The optimizer, if it is one that DeepSpeed steps.
-
-    Raises:
-        UserCodeError: none, several, or one that must evaluate the loss itself.
-    """
-    if len(optimizers) != 1:
-        raise UserCodeError(
-            f"configure_optimizers returned {len(optimizers)} optimizers, and DeepSpeed steps one: put all parameters "
-            "into groups of one, or write strategy='ddp'"
-        )
-    optimizer = optimizers[0]
-    if not isinstance(optimizer, torch.optim.Optimizer) or type(optimizer).__name__ == "NoOptimizer":
-        raise UserCodeError(
-            "configure_optimizers must return a torch.optim.Optimizer under DeepSpeed, not "
-            f"{'None' if type(optimizer).__name__ == 'NoOptimizer' else type(optimizer).__name__}"
-        )
-    if isinstance(optimizer, torch.optim.Adagrad):
-        raise UserCodeError(
-            "torch.optim.Adagrad under DeepSpeed would be replaced by one that the schedulers do not know: use "
-            "torch.optim.AdamW, or strategy='ddp'"
-        )
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise UserCodeError(
-            f"{type(optimizer).__name__} evaluates the loss several times in a step, which DeepSpeed does not do: use "
-            "another optimizer, or strategy='ddp'"
-        )
-    return optimizer

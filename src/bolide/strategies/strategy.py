@@ -133,6 +133,10 @@ class Strategy:
         """The shapes of those weights of `module`, by name, that are not whole in this process."""
         return {}
 
+    def schedulers(self) -> list[Any]:
+        """Schedulers that the strategy has of its own, beside those of `configure_optimizers`."""
+        return []
+
     def bind(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """What is called in the place of the module's method `name`, which is `method`."""
         return method
