@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from bolide.launch.processes import RankError
 from bolide.strategies import DEEPSPEED_PRESETS, DeepSpeedStrategy, ParallelStrategy
 from bolide.strategies import deepspeed_config as settings
 from bolide.strategies import deepspeed_setup as setup
+from bolide.strategies.deepspeed_parts import EnginePrecision
 from tests.distributed.support import Net, batches, data, in_ranks, trainer
 from tests.distributed.test_sharded import Direct, Manual, Wide
 
@@ -609,6 +611,40 @@ def test_wrong_arguments(options: dict[str, Any], told: str) -> None:
 def test_a_precision_that_deepspeed_does_not_have(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         pl.Trainer(**{"devices": 2, "accelerator": "cpu", "logger": False, "strategy": "deepspeed", **options})
+
+
+def test_the_scale_of_losses_goes_on_and_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.runtime.fp16 import loss_scaler
+
+    monkeypatch.setattr(loss_scaler, "dist", SimpleNamespace(get_rank=lambda: 1))  # asked who is to say so
+
+    def scaler() -> Any:
+        return loss_scaler.DynamicLossScaler(2.0**16, 4, 1, 1, False)
+
+    def moved(one: Any, overflows: list[bool]) -> list[float]:
+        found = []
+        for overflow in overflows:
+            one.update_scale(overflow)
+            found.append(one.cur_scale)
+        return found
+
+    history = [False, True, False, False, False, True, False, False, False, False, False, False, False, False]
+    with pytest.warns(UserWarning, match="16-mixed"):
+        precision = EnginePrecision("16-mixed", torch.device("cpu"))
+    assert precision.scaler is None and precision.state_dict() == {}
+    for done in range(len(history)):
+        first, second = scaler(), scaler()
+        moved(first, history[:done])
+        precision.loss_scaler = first
+        state = precision.state_dict()
+        precision.loss_scaler = second
+        precision.load_state_dict(state)
+        assert moved(first, history[done:]) == moved(second, history[done:]), done
+    own = torch.amp.GradScaler("cpu")
+    own.load_state_dict(state)
+    assert own.get_scale() == state["scale"]
+    precision.load_state_dict(own.state_dict())
+    assert second.cur_scale == own.get_scale()
 
 
 def test_an_old_plugin_is_the_strategy() -> None:

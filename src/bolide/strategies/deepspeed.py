@@ -76,6 +76,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         self._engine_of: nn.Module | None = None
         self._groups: states.Groups = []
         self._schedulers: list[Any] = []
+        self._precision: EnginePrecision | None = None
         self._word: ControlWord | None = None
         self._sync = True
         self._open_losses = 0
@@ -112,6 +113,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         made = EnginePrecision(name, self._root_device)
         self.config = settings.with_precision(self.config, made.precision)
         self._half = made.precision != "32-true"
+        self._precision = made
         return made
 
     def start(self, exact: bool = False) -> None:
@@ -217,6 +219,18 @@ class DeepSpeedStrategy(ParallelStrategy):
             model=Router(module), optimizer=optimizer, model_parameters=own, config=config, dist_init_required=False
         )
         self._engine_of = module
+        if self._precision is not None:
+            scales = bool(settings.get(config, "fp16.enabled")) and trains
+            self._precision.loss_scaler = getattr(self._engine.optimizer, "loss_scaler", None) if scales else None
+        activations = config.get("activation_checkpointing", {})
+        if any(activations.values()):  # of deepspeed.checkpointing.checkpoint, which the module calls
+            self._package.checkpointing.configure(
+                None, partition_activations=activations.get("partition_activations"),
+                contiguous_checkpointing=activations.get("contiguous_memory_optimization"),
+                num_checkpoints=activations.get("number_checkpoints"),
+                checkpoint_in_cpu=activations.get("cpu_checkpointing"),
+                synchronize=activations.get("synchronize_checkpoint_boundary"),
+            )  # fmt: skip
 
     def _final(self, manual: bool, trains: bool = True) -> dict[str, Any]:
         """The configuration as DeepSpeed is given it."""

@@ -82,13 +82,40 @@ class EngineOptimizer:
 
 
 class EnginePrecision(Precision):
-    """A precision of which DeepSpeed scales the losses and keeps the weights."""
+    """A precision of which DeepSpeed scales the losses and keeps the weights.
+
+    `loss_scaler` is DeepSpeed's, in fp16, once there is an engine; files hold its state as torch's GradScaler has it.
+    """
 
     def __init__(self, name: str | int | None, device: torch.device) -> None:
         super().__init__(name, device)
         row = self.row
         self.row = PrecisionRow(row.weights, row.autocast, scaler=False, legacy_key=row.legacy_key)
         self.scaler = None
+        self.loss_scaler: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the loss's scale; empty where it does not move."""
+        own = self.loss_scaler
+        if own is None or not hasattr(own, "last_overflow_iter"):
+            return {}
+        stable_steps = int(own.cur_iter - own.last_overflow_iter - 1)
+        return {
+            "scale": float(own.cur_scale), "growth_factor": float(own.scale_factor),
+            "backoff_factor": 1.0 / own.scale_factor, "growth_interval": int(own.scale_window),
+            "_growth_tracker": stable_steps % own.scale_window,
+            "stable_steps": stable_steps, "hysteresis": int(own.cur_hysteresis),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back the loss's scale, also that of torch's GradScaler."""
+        own = self.loss_scaler
+        if own is None or not hasattr(own, "last_overflow_iter") or not state:
+            return
+        own.cur_scale = state["scale"]
+        own.cur_iter = 0
+        own.last_overflow_iter = -1 - state.get("stable_steps", state["_growth_tracker"])
+        own.cur_hysteresis = state.get("hysteresis", own.cur_hysteresis)
 
 
 def the_one(optimizers: list[Optimizable]) -> Any:
