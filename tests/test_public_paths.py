@@ -90,7 +90,6 @@ OFFERED: dict[str, str] = {
 """Paths below `bolide`, as they stand below `lightning.pytorch`, and the names in them."""
 
 NOT_BUILT = [
-    ("strategies", "DeepSpeedStrategy"),
     ("callbacks", "StochasticWeightAveraging"),
     ("callbacks", "LearningRateFinder"),
     ("loggers", "WandbLogger"),

@@ -383,4 +383,6 @@ def _own_random_state(model: nn.Module) -> Any:
 
 
 def _size(parameter: Tensor) -> int:
-    return 0 if isinstance(parameter, UninitializedParameter) else parameter.numel()
+    if isinstance(parameter, UninitializedParameter):
+        return 0
+    return int(getattr(parameter, "ds_numel", parameter.numel()))  # DeepSpeed's stage 3 leaves the parameter empty

@@ -71,7 +71,6 @@ def test_all_problems_come_in_one_error_before_anything_is_built() -> None:
         ({"devices": "all"}, "devices"),
         ({"strategy": "ddpp"}, "strategy"),
         ({"strategy": "xla"}, "strategy"),
-        ({"strategy": "deepspeed_stage_3"}, "strategy"),
         ({"strategy": "dpd"}, "strategy"),
         ({"accelerator": "tpu"}, "accelerator"),
         ({"accelerator": "cpuu"}, "accelerator"),

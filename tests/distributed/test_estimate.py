@@ -37,6 +37,9 @@ def test_the_bytes_are_those_of_a_step(kind: type[Net]) -> None:
         assert getattr(single, name) == weighing.seen[name], name
     # of the batch: its input (for the first layer's weight), tanh's output, and the error, no more than some copies
     assert single.activations is not None and 8 * 4 * 4 <= single.activations <= 8 * 4 * (4 + 8 + 8 + 4)
+    zero = {row.strategy: row for row in found.rows if row.strategy.startswith("deepspeed")}
+    assert zero["deepspeed_stage_1"].gradients == single.gradients > 3 * zero["deepspeed_stage_2"].gradients
+    assert zero["deepspeed_stage_2"].parameters == single.parameters > 3 * zero["deepspeed_stage_3"].parameters
     sharded = next(row for row in found.rows if row.strategy == "fsdp, by layer")
     for name in ("parameters", "gradients", "optimizer"):
         assert getattr(sharded, name) <= 0.3 * getattr(single, name) + 4

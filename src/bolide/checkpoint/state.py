@@ -114,8 +114,10 @@ def _add_hparams(checkpoint: dict[str, Any], owner: Any, name_key: str, key: str
         checkpoint[name_key.replace("_name", "_dropped")] = [list(entry) for entry in dropped]
 
 
-def check_fits(checkpoint: Mapping[str, Any], module: nn.Module, strict: bool, path: str) -> None:
-    """Compares the weights of a file with a module, before anything is changed.
+def check_fits(
+    checkpoint: Mapping[str, Any], module: nn.Module, strict: bool, path: str, whole: Mapping[str, Any]
+) -> None:
+    """Compares the weights of a file with a module, before anything is changed; `whole` has shapes that it lacks.
 
     Raises:
         CheckpointError: no weights in it, or (when strict) other names or shapes.
@@ -132,10 +134,10 @@ def check_fits(checkpoint: Mapping[str, Any], module: nn.Module, strict: bool, p
     saved = matching_keys(saved, module)
     own = module.state_dict()
     shapes = [
-        f"{name}: {tuple(saved[name].shape)} in the file, {tuple(value.shape)} in the module"
+        f"{name}: {tuple(saved[name].shape)} in the file, {tuple(whole.get(name, value.shape))} in the module"
         for name, value in own.items()
         if name in saved and hasattr(saved[name], "shape") and hasattr(value, "shape")
-        and saved[name].shape != value.shape and not is_lazy(value)
+        and saved[name].shape != whole.get(name, value.shape) and not is_lazy(value)
     ]  # fmt: skip
     missing = [name for name in own if name not in saved] if strict else []
     foreign = [name for name in saved if name not in own] if strict else []
@@ -160,11 +162,11 @@ def restore_module(run: Any, checkpoint: dict[str, Any], path: str, fitting: boo
     """
     module, datamodule = run.module, run.datamodule
     hooked = [one for one in (module, *run.trainer.callbacks) if overrides(one, "on_load_checkpoint")]
-    if hooked or not run.strategy.sharded:
+    if hooked or not run.strategy.reads_parts:
         make_whole(checkpoint)
     if overrides(module, "on_load_checkpoint"):
         module.on_load_checkpoint(checkpoint)
-    check_fits(checkpoint, module, module.strict_loading, path)
+    check_fits(checkpoint, module, module.strict_loading, path, run.strategy.whole_shapes(module))
     load = partial(load_weights, run, checkpoint["state_dict"])
     later = any(isinstance(value, Stored) for value in checkpoint["state_dict"].values())
     if not later:

@@ -208,7 +208,6 @@ HINTS: dict[str, str] = {
     "DDPSpawnPlugin": 'it is strategy="ddp_spawn" today.',
     "DDPSpawnStrategy": 'it is DDPStrategy(start_method="spawn") today.',
     "DDPShardedPlugin": 'it is strategy="fsdp" today.',
-    "DeepSpeedPlugin": "it is DeepSpeedStrategy today, given as strategy=.",
     "DataParallelStrategy": "it is DDPStrategy today.",
     "DDPShardedStrategy": "it is FSDPStrategy today.",
     "DDPFullyShardedStrategy": "it is FSDPStrategy today.",

@@ -78,6 +78,9 @@ VARIABLES: dict[str, Variable] = {
     "POSSIBLE_USER_WARNINGS": Variable("'off' silences warnings about what may be a mistake", "on"),
     "BOLIDE_RUN_DIR": Variable("the folder of this run, handed to child processes"),
     "TENSORBOARD_LOGGING_DIR": Variable("where TensorBoard writes, for TrainingArguments without logging_dir"),
+    "PL_DEEPSPEED_CONFIG_PATH": Variable("a JSON file with DeepSpeed's configuration, for strategies of DeepSpeed"),
+    "DS_ACCELERATOR": Variable("the kind of device that DeepSpeed computes on, set where the Trainer's is the CPU"),
+    "TORCH_EXTENSIONS_DIR": Variable("where torch keeps the extensions that it has compiled, DeepSpeed's among them"),
     "COLUMNS": Variable("width of the terminal in characters"),
 }
 

@@ -206,7 +206,7 @@ def evaluate_loader(
         if run.signals.heard is not None and not run.signals.at_once:
             if not run.signals.shared:
                 raise StopAsked
-            if not getattr(run.strategy, "sharded", False):
+            if not run.strategy.sharded:
                 break  # the others are told at the end of the pass, and break it off, too
     return batch_idx + 1
 

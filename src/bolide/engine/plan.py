@@ -167,8 +167,8 @@ def user_step(run: Run, name: str) -> UserStep:
         )
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
     wrapper = run.precision.forward_wrapper()
-    if run.strategy.distributed and name == "training_step":
-        method = rank_step(run, method)
+    if run.strategy.distributed:
+        method = rank_step(run, method) if name == "training_step" else run.strategy.bind(name, method)
     return UserStep(
         call=wrapper(method) if wrapper is not None else method,
         wants_batch_idx="batch_idx" in names or variadic or len(_required(parameters)) > 1 or len(names) > 1,

@@ -343,7 +343,7 @@ def in_company(run: Run, pairs: Iterator[Any], ghost: Callable[[Any], Any]) -> I
     Such a rank gives its last batch to `ghost`, which runs the step on it; nothing of that counts. Ends for all where
     any has heard a signal.
     """
-    if not getattr(run.strategy, "sharded", False) or not several(run):
+    if not run.strategy.sharded or not several(run):
         yield from pairs
         return
     pair = next(pairs, None)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bolide.checkpoint.state import keyed
-from bolide.core.messages import warn
+from bolide.core.messages import warn, warn_once
 from bolide.data.batches import started
 from bolide.data.loaders import set_epoch
 from bolide.data.position import generator_states, has_pool, set_generator_states
@@ -87,7 +87,13 @@ def open_gradients(run: Run) -> dict[str, torch.Tensor] | None:
     open_window = run.module.automatic_optimization and progress.batch % run.trainer.accumulate_grad_batches
     if not progress.mid_epoch or progress.is_last_batch or not open_window:
         return None
-    if getattr(run.strategy, "sharded", False):
+    if not run.strategy.gradients_on_parameters:
+        warn_once(
+            "A checkpoint within an accumulation window keeps no gradients that the strategy has in its own buffers: "
+            "going on from it, the batches of that window that were done do not count. Save at optimizer steps."
+        )
+        return None
+    if run.strategy.sharded:
         from bolide.strategies import open_gradients as sharded
 
         return sharded.held(run.module) if sharded.can_hold(run.module) else None
@@ -178,7 +184,7 @@ def restore_gradients(run: Run, gradients: dict[str, torch.Tensor] | None) -> No
     """Puts back the gradients of an open accumulation window."""
     if gradients is None:
         return
-    if getattr(run.strategy, "sharded", False):
+    if run.strategy.sharded:
         from bolide.strategies import open_gradients as sharded
 
         sharded.put_back(run.module, gradients)

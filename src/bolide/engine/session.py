@@ -27,7 +27,7 @@ from bolide.engine import elastic, folders, rank_log, ranks
 from bolide.engine import fit as fit_loop
 from bolide.engine import plan as plans
 from bolide.engine.evaluate import evaluate
-from bolide.engine.optimizers import LightningOptimizer, check_schedulers, parse_optimizers
+from bolide.engine.optimizers import LightningOptimizer, LRSchedulerConfig, check_schedulers, parse_optimizers
 from bolide.engine.predict import predict
 from bolide.engine.resume import restore_run, saved_run
 from bolide.engine.signals import error_of, finish_saves_quietly
@@ -171,6 +171,7 @@ def open_fit(run: Run, ckpt_path: str | None) -> None:
     run.optimizers = run.strategy.prepare(module, lambda: build_optimizers(run))
     if checkpoint is not None:
         load_placed()
+    run.schedulers += [LRSchedulerConfig(own, interval="step") for own in run.strategy.schedulers()]
     run.proxies = proxies_of(run)
     run.validation_enabled = validation_enabled(run)
     run.val_every = run.config.interval

@@ -198,10 +198,7 @@ def mend_short_window(run: Run, batch_idx: int, divisor: int) -> None:
     length = batch_idx % run.plan.accumulate + 1
     if length == divisor or run.plan.full_divisor:
         return
-    for group in run.plan.optimizer.param_groups:
-        gradients = [p.grad for p in group["params"] if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, divisor / length)
+    run.strategy.scale_gradients(run.plan.optimizer, divisor / length)
 
 
 def flush_window(run: Run, batch_idx: int) -> None:

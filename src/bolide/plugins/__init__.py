@@ -30,11 +30,14 @@ _RENAMED = {
     "HalfPrecisionPlugin": "HalfPrecision",
     "DDPPlugin": "bolide.strategies.DDPStrategy",
     "DDPSpawnPlugin": "bolide.strategies.DDPStrategy",
-    "DeepSpeedPlugin": "bolide.strategies.DeepSpeedStrategy",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "DeepSpeedPlugin":  # a strategy was a plugin once, and may still be given as one
+        from bolide.strategies import DeepSpeedStrategy
+
+        return DeepSpeedStrategy
     if name in _NOT_BUILT:
         raise AttributeError(
             f"bolide.plugins.{name}: {_NOT_BUILT[name]} is not built in this version of Bolide. There are: "

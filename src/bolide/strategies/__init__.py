@@ -14,7 +14,8 @@ from bolide.strategies.parallel import ParallelStrategy
 from bolide.strategies.strategy import SingleDeviceStrategy, Strategy
 
 __all__ = [
-    "DDPStrategy", "FSDPStrategy", "ModelParallelStrategy", "ParallelStrategy", "SingleDeviceStrategy", "Strategy",
+    "DDPStrategy", "DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy", "ParallelStrategy",
+    "SingleDeviceStrategy", "Strategy",
 ]  # fmt: skip
 
 _STARTS: dict[str, str | None] = {"": None, "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
@@ -33,15 +34,23 @@ PRESETS: dict[str, dict[str, Any]] = {
 FSDP_PRESETS: dict[str, dict[str, Any]] = {"fsdp": {}, "fsdp_cpu_offload": {"cpu_offload": True}}
 """Names that stand for a FSDPStrategy with these arguments."""
 
-NAMES = ("auto", "single_device", *PRESETS, *FSDP_PRESETS)
-NOT_BUILT_NAMES = (
-    "deepspeed", "deepspeed_stage_1", "deepspeed_stage_2",
-    "deepspeed_stage_2_offload", "deepspeed_stage_3", "deepspeed_stage_3_offload", "deepspeed_stage_3_offload_nvme",
-    "xla", "xla_debug", "single_xla", "single_tpu",
-)  # fmt: skip
-NOT_BUILT_CLASSES = (
-    "DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy",
-)  # fmt: skip
+DEEPSPEED_PRESETS: dict[str, dict[str, Any]] = {
+    "deepspeed": {},
+    "deepspeed_stage_1": {"stage": 1},
+    "deepspeed_stage_2": {"stage": 2},
+    "deepspeed_stage_2_offload": {"stage": 2, "offload_optimizer": True},
+    "deepspeed_stage_3": {"stage": 3},
+    "deepspeed_stage_3_offload": {"stage": 3, "offload_optimizer": True, "offload_parameters": True},
+    "deepspeed_stage_3_offload_nvme": {
+        "stage": 3, "offload_optimizer": True, "offload_parameters": True,
+        "offload_optimizer_device": "nvme", "offload_params_device": "nvme",
+    },
+}  # fmt: skip
+"""Names that stand for a DeepSpeedStrategy with these arguments."""
+
+NAMES = ("auto", "single_device", *PRESETS, *FSDP_PRESETS, *DEEPSPEED_PRESETS)
+NOT_BUILT_NAMES = ("xla", "xla_debug", "single_xla", "single_tpu")
+NOT_BUILT_CLASSES = ("XLAStrategy", "SingleDeviceXLAStrategy")
 
 
 def resolve_strategy(strategy: Any, several: bool = False) -> tuple[Strategy, list[str]]:
@@ -62,10 +71,15 @@ def resolve_strategy(strategy: Any, several: bool = False) -> tuple[Strategy, li
         sharded = FSDPStrategy(**FSDP_PRESETS[strategy])
         sharded.strategy_name = strategy
         return sharded, []
+    if isinstance(strategy, str) and strategy in DEEPSPEED_PRESETS:
+        from bolide.strategies.deepspeed import DeepSpeedStrategy
+
+        by_deepspeed = DeepSpeedStrategy(**DEEPSPEED_PRESETS[strategy])
+        by_deepspeed.strategy_name = strategy
+        return by_deepspeed, []
     if strategy in NOT_BUILT_NAMES:
-        instead = "'fsdp_cpu_offload'" if "offload" in strategy else "'fsdp'" if "deepspeed" in strategy else "'ddp'"
         return SingleDeviceStrategy(), [
-            f"strategy={strategy!r} is not built in this version of Bolide; write strategy={instead}"
+            f"strategy={strategy!r} is not built in this version of Bolide; write strategy='ddp'"
         ]
     return SingleDeviceStrategy(), [
         f"strategy={strategy!r} must be one of {', '.join(NAMES)}, or a Strategy."
@@ -82,6 +96,10 @@ def __getattr__(name: str) -> Any:
         from bolide.strategies.fsdp import FSDPStrategy
 
         return FSDPStrategy
+    if name == "DeepSpeedStrategy":
+        from bolide.strategies.deepspeed import DeepSpeedStrategy
+
+        return DeepSpeedStrategy
     if name == "ModelParallelStrategy":
         from bolide.strategies.model_parallel import ModelParallelStrategy
 

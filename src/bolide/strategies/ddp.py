@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
 from bolide import collectives
-from bolide.core.errors import ConfigError, UserCodeError, did_you_mean
+from bolide.core.errors import ConfigError, did_you_mean
 from bolide.core.protocols import Optimizable
 from bolide.strategies.control import ControlWord
-from bolide.strategies.parallel import ParallelStrategy, dtype_of, trainable
+from bolide.strategies.parallel import ParallelStrategy, dtype_of, same_modules, trainable
 
 DDP_ARGUMENTS = (
     "broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "check_reduction", "gradient_as_bucket_view",
@@ -102,7 +102,7 @@ class DDPStrategy(ParallelStrategy):
             self.optimizers = []
             return self.optimizers
         self.optimizers = build_optimizers()
-        self._check_same(module)
+        same_modules(module)
         self._word = ControlWord(dtype_of(module), self._root_device)
         router = Router(module, self._word)
         ignored = [f"module.{name}" for name in getattr(module, "_ddp_params_and_buffers_to_ignore", ())]
@@ -118,30 +118,8 @@ class DDPStrategy(ParallelStrategy):
         """Gives all ranks the first one's weights, as DDP does when it wraps."""
         tensors = [t.detach() for t in (*module.parameters(), *module.buffers()) if t.numel()]
         if tensors and self.world_size > 1:
-            self._check_same(module)
+            same_modules(module)
             dist._broadcast_coalesced(collectives.default_group(), tensors, 1 << 25, 0)
-
-    def _check_same(self, module: nn.Module) -> None:
-        """Refuses ranks whose modules differ, before a collective over them can hang.
-
-        Raises:
-            UserCodeError: other names or shapes on some rank.
-        """
-        if self.world_size == 1:
-            return
-        mine = [(name, tuple(p.shape), p.requires_grad) for name, p in module.named_parameters()]
-        everyone = collectives.gather_objects(mine)
-        for rank, theirs in enumerate(everyone):
-            if theirs == everyone[0]:
-                continue
-            odd = [entry for entry in theirs if entry not in everyone[0]] or [
-                entry for entry in everyone[0] if entry not in theirs
-            ]
-            raise UserCodeError(
-                f"The module of rank {rank} is not that of rank 0: they differ in {odd[0][0] if odd else 'the order'!r}"
-                f" (of {len(theirs)} and {len(everyone[0])} parameters). All ranks must run the same code with the "
-                "same settings."
-            )
 
     def _register_hook(self, ddp: DistributedDataParallel) -> None:
         state, hook, wrapper = self._comm

@@ -111,6 +111,11 @@ def estimate(
         widest = largest_part(module)
         # DDP's buckets are as large as the gradients
         rows.append(Row("ddp", n, parameters + buffers, 2 * gradients, optimizer, 0, activations))
+        # ZeRO keeps a second copy of its part of the parameters with the optimizer states
+        zero = part[0] + part[2]
+        rows.append(Row("deepspeed_stage_1", n, parameters + buffers, gradients, zero, 0, activations))
+        rows.append(Row("deepspeed_stage_2", n, parameters + buffers, part[1], zero, 2 * widest, activations))
+        rows.append(Row("deepspeed_stage_3", n, part[0] + buffers, part[1], zero, 2 * widest, activations))
         rows.append(Row("fsdp, whole", n, part[0] + buffers, part[1], part[2], 2 * parameters, activations))
         rows.append(Row("fsdp, by layer", n, part[0] + buffers, part[1], part[2], 2 * widest, activations))
     return Estimate(tuple(rows), memory_of(memory), notes)

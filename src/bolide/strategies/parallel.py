@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bolide import collectives
 from bolide.checkpoint import io
-from bolide.core.errors import ConfigError
+from bolide.core.errors import ConfigError, UserCodeError
 from bolide.launch.environments import ClusterEnvironment
 from bolide.launch.group import Heartbeat, open_group
 from bolide.strategies.batch_norm import convert
@@ -210,6 +210,27 @@ class ParallelStrategy(Strategy):
             io.remove(filepath)
 
 
+def same_modules(module: nn.Module) -> None:
+    """Refuses ranks whose modules differ, before a collective over them can hang. All must call it.
+
+    Raises:
+        UserCodeError: other names or shapes on some rank.
+    """
+    mine = [(name, tuple(p.shape), p.requires_grad) for name, p in module.named_parameters()]
+    everyone = collectives.gather_objects(mine)
+    for rank, theirs in enumerate(everyone):
+        if theirs == everyone[0]:
+            continue
+        odd = [entry for entry in theirs if entry not in everyone[0]] or [
+            entry for entry in everyone[0] if entry not in theirs
+        ]
+        raise UserCodeError(
+            f"The module of rank {rank} is not that of rank 0: they differ in {odd[0][0] if odd else 'the order'!r}"
+            f" (of {len(theirs)} and {len(everyone[0])} parameters). All ranks must run the same code with the "
+            "same settings."
+        )
+
+
 def trainable(module: nn.Module) -> list[nn.Parameter]:
     """The parameters that get gradients."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -220,4 +241,4 @@ def dtype_of(module: nn.Module) -> torch.dtype:
     return next((p.dtype for p in trainable(module) if p.is_floating_point()), torch.float32)
 
 
-__all__ = ["DEFAULT_TIMEOUT", "ParallelStrategy", "dtype_of", "trainable"]
+__all__ = ["DEFAULT_TIMEOUT", "ParallelStrategy", "dtype_of", "same_modules", "trainable"]

@@ -33,6 +33,7 @@ class ShardedStrategy(ParallelStrategy):
 
     strategy_name = "sharded"
     sharded = True
+    reads_parts = True
 
     def __init__(self, saves_parts: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bolide.checkpoint import io
 from bolide.core.protocols import CheckpointFormat, Optimizable
+from bolide.precision import Precision
 from bolide.world import World
 
 
@@ -29,11 +30,14 @@ class Strategy:
     distributed = False
     """Whether it runs several processes; such a one is given its place among them, and opens their group."""
 
-    sharded = False
-    """Whether parameters may be spread over processes."""
+    reads_parts = False
+    """Whether the weights and states that it loads may be Stored, of which it reads what this process holds."""
 
     saves_parts = False
     """Whether a checkpoint is a folder to which each process writes its part, unless a file is asked for."""
+
+    gradients_on_parameters = True
+    """Whether a parameter's `grad` is its gradient between two batches of an accumulation window."""
 
     start_method: Literal["script", "spawn", "fork"] | None = None
     """How the processes are started where nobody has: None runs the script again, or forks where there is none."""
@@ -55,6 +59,15 @@ class Strategy:
             self._root_device = device
         if self._root_device.type == "cuda":
             torch.cuda.set_device(self._root_device)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each forward pass needs all ranks, as each has a part of the parameters."""
+        return False
+
+    def make_precision(self, name: str | int | None) -> Precision:
+        """The precision `name` on the device of the run."""
+        return Precision(name, self._root_device, sharded=self.sharded)
 
     def init_context(self, empty: bool | None = None) -> AbstractContextManager[Any]:
         """New parameters are made on the device; with `empty` without their initial values, on the meta device."""
@@ -83,6 +96,13 @@ class Strategy:
             nn.utils.clip_grad_value_(parameters, limit)
             return None
         return nn.utils.clip_grad_norm_(parameters, limit)
+
+    def scale_gradients(self, optimizer: Optimizable, factor: float) -> None:
+        """Multiplies the gradients of `optimizer`, before they are clipped and stepped on."""
+        for group in optimizer.param_groups:
+            gradients = [p.grad for p in group["params"] if p.grad is not None]
+            if gradients:
+                torch._foreach_mul_(gradients, factor)
 
     def step(self, optimizer: Optimizable, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's step."""
@@ -118,12 +138,20 @@ class Strategy:
         return plain_keys(self.module.state_dict())
 
     def load_optimizer(self, optimizer: Optimizable, state: dict[str, Any]) -> None:
-        """Takes the state of an optimizer from a file; tensors of a sharded checkpoint are Stored where `sharded`."""
+        """Takes the state of an optimizer from a file; where `reads_parts`, tensors may be Stored."""
         optimizer.load_state_dict(state)
 
     def localized(self, module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Weights of a file as `module`, which may be spread over processes, takes them; they may be Stored there."""
         return state
+
+    def whole_shapes(self, module: nn.Module) -> dict[str, torch.Size]:
+        """The shapes of those weights of `module`, by name, that are not whole in this process."""
+        return {}
+
+    def schedulers(self) -> list[Any]:
+        """Schedulers that the strategy has of its own, beside those of `configure_optimizers`."""
+        return []
 
     def bind(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """What is called in the place of the module's method `name`, which is `method`."""

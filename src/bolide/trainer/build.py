@@ -88,9 +88,7 @@ def build(arguments: dict[str, Any], old: Mapping[str, Any]) -> Parts:
     die_with_agent()
     strategy.open(world.device)
     queue = plugins.get("queue") or (SLURMEnvironment() if SLURMEnvironment.detect() else None)
-    precision = plugins.get("precision") or Precision(
-        config.precision, strategy.root_device, sharded=bool(getattr(strategy, "sharded", False))
-    )
+    precision = plugins.get("precision") or strategy.make_precision(config.precision)
     return Parts(filled(config), world, strategy, precision, plugins.get("io"), queue, added, resume_from)
 
 

@@ -19,6 +19,7 @@ from bolide.core.messages import warn_once
 from bolide.core.states import TrainerStatus
 from bolide.launch.environments import LightningEnvironment, RayEnvironment, started_before
 from bolide.launch.script import how_to_start, script_command
+from bolide.strategies.strategy import matching_keys
 from bolide.trainer.checks import checked_module, split_data
 from bolide.trainer.paths import go_on_in, resolve_ckpt_path
 
@@ -125,13 +126,15 @@ def _as_rank(trainer: Trainer, fn: str, arguments: dict[str, Any]) -> dict[str, 
         for tensor in (*arguments["model"].parameters(), *arguments["model"].buffers()):
             tensor.data = tensor.data.clone()
     result = getattr(trainer, fn)(**arguments)
+    spread = strategy.sharded or not strategy.gradients_on_parameters
+    weights = strategy.state() if spread else None  # all ranks have a part in it
     if not trainer.is_global_zero:
         return None
     module = trainer.lightning_module
     assert module is not None
     return {
         "result": _on_cpu(result),
-        "weights": _on_cpu(module.state_dict()),
+        "weights": weights if weights is not None else _on_cpu(module.state_dict()),
         "progress": trainer.progress.state_dict(),
         "metrics": {
             name: _on_cpu(dict(getattr(trainer._log, name)))
@@ -157,7 +160,7 @@ def _take_over(trainer: Trainer, fn: str, module: Any, datamodule: Any, answer: 
     _, datamodule = split_data(fn, None, datamodule, "dataloaders")
     trainer._new_run(fn, module, datamodule)
     module.trainer = trainer
-    module.load_state_dict(answer["weights"])
+    module.load_state_dict(matching_keys(answer["weights"], module))
     trainer.progress.load_state_dict(answer["progress"])
     for name, metrics in answer["metrics"].items():
         getattr(trainer._log, name).update(metrics)
