@@ -100,9 +100,17 @@ def test_ragged_predictions_are_filled_up(tmp_path):
 
 def test_evaluating_leaves_training_as_it_was(tmp_path):
     """With dropout: evaluations in between change no bit of what training draws from the same generator's state."""
-    one = trainer(tmp_path / "a", eval_strategy="steps", eval_steps=2)
+    one = trainer(tmp_path / "a", eval_strategy="steps", eval_steps=5)
+    modes = []
+
+    class Looks(door.TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            modes.append(one.model.training)
+
+    one.add_callback(Looks())
     one.train()
-    assert one.model.training
+    assert modes == [True] * 12
+    assert not one.model.training  # as its last evaluation leaves it
     one.evaluate()
     assert not one.model.training
 
@@ -246,6 +254,36 @@ def test_the_accelerator_s_names(tmp_path):
     accelerator.backward(loss)
     assert model.head.weight.grad is not None
     assert accelerator.prepare(model) is model
+    assert accelerator.prepare_model(model, evaluation_mode=True) is model
+    accelerator.clip_grad_value_(model.parameters(), 1e-3)
+    assert max(p.grad.abs().max() for p in model.parameters()) <= 1e-3
+    assert accelerator.get_state_dict(model).keys() == model.state_dict().keys()
+    assert accelerator.on_main_process(lambda: "ran")() == "ran"
+    assert (accelerator.state.deepspeed_plugin, accelerator.state.num_processes) == (None, 1)
+    assert (accelerator.distributed_type, accelerator.is_last_process) == ("NO", True)
+    with accelerator.main_process_first(), accelerator.local_main_process_first():
+        pass
+
+
+def test_the_mean_loss_is_that_of_this_call(tmp_path):
+    """Steps before a checkpoint are in its log lines, not in the mean of the run that goes on."""
+    more = {"save_strategy": "steps", "save_steps": 5, "logging_steps": 3, "optim": "sgd", "num_train_epochs": 1}
+    whole = trainer(tmp_path, Net(0.0), **more)
+    whole.train()
+    again = trainer(tmp_path, Net(0.0), **more)
+    found = again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    losses = []
+
+    class Records(door.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            losses.append(logs.get("loss"))
+
+    each = trainer(tmp_path / "each", Net(0.0), **{**more, "logging_steps": 1}, callbacks=[Records()])
+    each.train()
+    assert found.training_loss == pytest.approx(losses[5], abs=1e-6)
+    assert [line["loss"] for line in again.state.log_history if "loss" in line] == [
+        line["loss"] for line in whole.state.log_history if "loss" in line
+    ]  # fmt: skip
 
 
 def test_the_epoch_s_data_may_start_over(tmp_path):

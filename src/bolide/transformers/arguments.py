@@ -193,7 +193,7 @@ class TrainingArguments(metaclass=AcceptsOldNames):
     hub_strategy: HubStrategy | str = told("When to push.", "every_save")
     hub_token: str | None = told("The token.")
     hub_private_repo: bool | None = told("Whether the repository is private.")
-    hub_always_push: bool = told("Pushes though the last push still runs.", False)
+    hub_always_push: bool = told("Accepted: each push is waited for, and none is left out.", False)
     hub_revision: str | None = told("The branch.")
     # the rest
     debug: str | list[str] = told("'underflow_overflow' is not built.", "")

@@ -60,7 +60,7 @@ class Evaluating:
     compute_metrics: Any
     preprocess_logits_for_metrics: Any
     _pass: Pass | None = None
-    _evaluated_s: float | None = None
+    _evaluated_at: int | None = None
 
     def evaluate(
         self,
@@ -139,7 +139,8 @@ class Evaluating:
                 self._metrics_of_batch(collected, collected.last, final=True)
         finally:
             self._pass = outer
-        self.model.train(trainer.is_in_train)
+        trainer.model_wrapped.eval()  # scripts tell by it what is logged; training goes on in train mode
+        self._evaluated_at = self.state.global_step
         loss = collected.loss.result()
         metrics = {} if loss is None else {"loss": loss}
         metrics |= numbers(self._metrics(collected))

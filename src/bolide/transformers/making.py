@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ class Making:
     optimizer_cls_and_kwargs: Any
     optimizer_is_users = False
     horizon_changed = False
+    _signature_columns: list[str] | None = None
 
     # ------------------------------------------------------------------ loaders
 
@@ -61,17 +61,12 @@ class Making:
     def _loader(self, dataset: Any, batch_size: int, training: bool) -> Any:
         args = self.args
         collate = self.data_collator
-        keep = self._columns_kept()
-        if args.remove_unused_columns and keep is not None:
-            name = type(base_of(self.model)).__name__
-            columns = getattr(dataset, "column_names", None)
-            if isinstance(columns, list) and callable(getattr(dataset, "remove_columns", None)):
-                dropped = [column for column in columns if column not in keep]
-                if dropped:
-                    data.tell_dropped(dropped, name)
-                    dataset = dataset.remove_columns(dropped)
-            else:
-                collate = data.WithoutColumns(collate, keep, name)
+        if isinstance(getattr(dataset, "column_names", None), list) and callable(
+            getattr(dataset, "remove_columns", None)
+        ):
+            dataset = self._remove_unused_columns(dataset)
+        else:
+            collate = self._get_collator_with_removed_columns(collate)
         options: dict[str, Any] = {
             "batch_size": batch_size, "collate_fn": collate, "num_workers": args.dataloader_num_workers,
             "pin_memory": args.dataloader_pin_memory and torch.cuda.is_available(),
@@ -88,10 +83,32 @@ class Making:
             options["multiprocessing_context"] = args.dataloader_multiprocessing_context
         return ranks.over_ranks(data.Loader(dataset, **options), args, training)
 
-    def _columns_kept(self) -> Sequence[str] | None:
-        """What the model's forward takes, labels under all their names."""
-        names = list(inspect.signature(base_of(self.model).forward).parameters)
-        return list(dict.fromkeys([*names, "label", "label_ids", *self.label_names]))
+    def _set_signature_columns_if_needed(self) -> None:
+        """Finds what of a sample is kept: what the model's forward takes, labels under all their names.
+
+        An override sets `_signature_columns` itself.
+        """
+        if self._signature_columns is None:
+            names = list(inspect.signature(base_of(self.model).forward).parameters)
+            self._signature_columns = list(dict.fromkeys([*names, "label", "label_ids", *self.label_names]))
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        """A dataset with columns, without those that the model does not take."""
+        if not self.args.remove_unused_columns:
+            return dataset
+        self._set_signature_columns_if_needed()
+        dropped = [column for column in dataset.column_names if column not in (self._signature_columns or ())]
+        if not dropped:
+            return dataset
+        data.tell_dropped(dropped, type(base_of(self.model)).__name__)
+        return dataset.remove_columns(dropped)
+
+    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
+        """A collator that leaves out of each sample what the model does not take."""
+        if not self.args.remove_unused_columns:
+            return data_collator
+        self._set_signature_columns_if_needed()
+        return data.WithoutColumns(data_collator, self._signature_columns or (), type(base_of(self.model)).__name__)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         """The order of the training samples."""
@@ -110,6 +127,12 @@ class Making:
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
         """The order of the samples of an evaluation."""
         return SequentialSampler(eval_dataset)
+
+    def get_tp_size(self) -> int:
+        """Processes that share each tensor: no model is split so."""
+        return 1
+
+    get_cp_size = get_sp_size = get_tp_size
 
     def num_examples(self, dataloader: Any) -> int:
         """How many samples a loader has."""

@@ -56,7 +56,6 @@ NOT_BUILT: dict[str, str] = {
     "parallelism_config": "tensor and context parallelism are not built for this door; leave it out",
     "fsdp": "sharding is not built for this door; leave it out",
     "deepspeed": "DeepSpeed is not built for this door; leave it out",
-    "hub_always_push": "pushes run one after the other; leave it out",
     "eval_use_gather_object": "it is not built; leave it out",
 }
 """Settings that ask for what is not there, and what to do instead."""

@@ -21,7 +21,7 @@ from bolide.core.messages import info, warn
 from bolide.transformers import ranks
 from bolide.transformers.callbacks import refuse_unknown
 from bolide.transformers.data import default_data_collator
-from bolide.transformers.loss import base_of
+from bolide.transformers.loss import LabelSmoother, base_of
 from bolide.transformers.schedules import Schedule
 from bolide.transformers.state import has_transformers
 from bolide.transformers.weights import is_peft, unwrapped
@@ -160,6 +160,20 @@ def collator_for(processing_class: Any) -> Any:
 
 
 # ---------------------------------------------------------------------- what is arranged
+
+
+def label_smoother(args: Any, model: Any) -> LabelSmoother | None:
+    """What smooths the labels of the loss; None where nothing does, as with labels of which several may hold."""
+    if not args.label_smoothing_factor:
+        return None
+    config = getattr(base_of(model), "config", None)
+    if getattr(config, "problem_type", None) == "multi_label_classification":
+        warn(
+            f"label_smoothing_factor={args.label_smoothing_factor}: this model tells for each label whether it holds "
+            "(multi_label_classification), which is not smoothed; its own loss is taken."
+        )
+        return None
+    return LabelSmoother(args.label_smoothing_factor)
 
 
 def refuse_without_activation_checkpointing(args: Any, model: Any) -> None:
