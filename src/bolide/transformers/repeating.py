@@ -71,18 +71,14 @@ class Repeating:
             direction: "minimize" or "maximize", or a list of them, one for each objective.
             backend: "optuna" or "ray".
             hp_name: (trial) -> the name of its folder.
-            kwargs: storage, sampler, pruner, study_name, timeout, n_jobs, progress_bar.
+            kwargs: storage, sampler, pruner, study_name, timeout, n_jobs, progress_bar, gc_after_trial, and catch: the
+                errors that end a trial alone, not the search.
 
         Returns:
             A BestRun, or the list of those on the Pareto front for several directions.
         """
         import bolide.transformers as door
 
-        if self.several:
-            raise ConfigError(
-                "hyperparameter_search within several processes is not built: start the script as one process, and "
-                "write hyperparameter_search(n_jobs=...) for trials side by side"
-            )
         return door.search.hyperparameter_search(
             self, hp_space, compute_objective, n_trials, direction, backend, hp_name, **kwargs
         )
