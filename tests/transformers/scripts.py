@@ -430,3 +430,17 @@ def a_stream_shuffled_by_epoch(door, out):
     trainer = door.Trainer(Net(), arguments(door, out, max_steps=15), train_dataset=Shuffled(points()))
     trainer.train()
     return trainer
+
+
+@script
+def schedule_free(door, out):
+    import pytest
+
+    pytest.importorskip("schedulefree")
+    args = arguments(
+        door, out, optim="schedule_free_sgd", lr_scheduler_type="constant", weight_decay=0.1, warmup_steps=2,
+        eval_strategy="steps", eval_steps=4, learning_rate=0.1,
+    )  # fmt: skip
+    trainer = door.Trainer(Net(), args, train_dataset=points(), eval_dataset=points(8, 1))
+    trainer.train()
+    return trainer

@@ -14,6 +14,7 @@ from torch import nn
 
 import bolide.transformers as door
 from bolide.core.errors import CheckpointNotFoundError, ConfigError, MissingPackageError, UserCodeError
+from bolide.transformers import weights
 from tests.transformers.models import Net, Rows, accuracy, bert, gpt2, labelled_texts, points, texts
 from tests.transformers.scripts import arguments
 
@@ -190,6 +191,70 @@ def test_recomputed_activations_and_compilation_give_the_same_weights(tmp_path):
         assert torch.allclose(value, again.model.state_dict()[name], atol=1e-6)
         assert torch.allclose(value, compiled.model.state_dict()[name], atol=1e-6)
     theirs.BertForSequenceClassification.from_pretrained(tmp_path / "c" / "checkpoint-8")
+
+
+def test_the_first_module_that_is_not_finite_is_named(tmp_path):
+    class Bursts(Net):
+        passes = 0
+
+        def forward(self, x, labels=None):
+            self.passes += 1
+            with torch.no_grad():
+                self.body[1].weight[:] = 1.0 if self.passes == 1 else float("inf")
+            return super().forward(x, labels)
+
+    one = trainer(tmp_path, Bursts(), debug="underflow_overflow")
+    with pytest.raises(UserCodeError, match=r"forward pass 2, body.1 \(LayerNorm\) has NaN or infinity in its weight"):
+        one.train()
+    assert not one.model.body[1]._forward_hooks
+    calm = trainer(tmp_path, debug="underflow_overflow")
+    calm.train()
+    plain = trainer(tmp_path)
+    plain.train()
+    assert torch.equal(calm.model.head.weight, plain.model.head.weight)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_batches_of_like_cost(accumulate):
+    from bolide.transformers.data import BalancedBatches
+
+    lengths = [1 + (i * 37) % 64 for i in range(130)]
+    batches = BalancedBatches(lengths, 4 * accumulate, accumulate, seed=1)
+    found = list(batches)
+    assert len(found) == len(batches) == 130 // (4 * accumulate) * accumulate
+    for i in range(0, len(found), accumulate):
+        step = found[i : i + accumulate]
+        assert sum(map(len, step)) == 4 * accumulate
+        assert all(step)
+    assert len({index for batch in found for index in batch}) == sum(map(len, found))
+    if accumulate > 1:  # random batches of four cost up to this
+        assert max(map(batches._cost, found)) < 64 * 4 * (1 + 64 / 4096)
+    assert len({len(batch) for batch in found}) > 1 or accumulate == 1
+    again = list(batches)
+    batches.set_epoch(1)
+    assert again == found != list(batches)
+
+
+def test_an_order_of_torch_s_own(tmp_path):
+    one = trainer(tmp_path, accelerator_config={"use_seedable_sampler": False})
+    assert type(one.get_train_dataloader().sampler) is torch.utils.data.RandomSampler
+
+
+def test_schedule_free_weights(tmp_path):
+    """Evaluated and saved are the averaged weights; training goes on with the others, and after a resume too."""
+    pytest.importorskip("schedulefree")
+    more = {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant", "weight_decay": 0.1, "warmup_steps": 2,
+            "save_strategy": "steps", "save_steps": 4, "learning_rate": 0.05}  # fmt: skip
+    whole = trainer(tmp_path, **more)
+    whole.train()
+    assert whole.optimizer.param_groups[0]["train_mode"] is False
+    again = trainer(tmp_path, **more)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    last = door.Trainer(Net(), arguments(door, str(tmp_path / "last")), eval_dataset=points())
+    last.model.load_state_dict(weights.read(str(tmp_path / "checkpoint-12")))
+    assert last.evaluate()["eval_loss"] == whole.evaluate()["eval_loss"]
 
 
 def test_columns_that_the_model_does_not_take(tmp_path):

@@ -18,7 +18,7 @@ import bolide.transformers as door
 from bolide.collectives import FailedOnRankZero
 from bolide.core.errors import CheckpointError, ConfigError, UserCodeError
 from tests.distributed.support import in_ranks, run_script
-from tests.transformers.models import Net, Stream, accuracy, bert, gpt2, labelled_texts, points, texts
+from tests.transformers.models import Net, Rows, Stream, accuracy, bert, gpt2, labelled_texts, points, texts
 from tests.transformers.scripts import arguments
 
 theirs = pytest.importorskip("transformers")
@@ -58,6 +58,9 @@ CASES: dict[str, Any] = {
         gpt2, lambda: texts(16, padded=True), {"train_sampling_strategy": "group_by_length", "optim": "sgd"},
     ),
     "workers": (lambda: Net(0.0), lambda: points(23), {"dataloader_num_workers": 1}),
+    "of like cost": (gpt2, lambda: Lengths(), {
+        "train_sampling_strategy": "batch_rebalance", "optim": "sgd", "gradient_accumulation_steps": 2,
+    }),
 }  # fmt: skip
 
 
@@ -72,6 +75,17 @@ class ByTokens(nn.Module):
     def forward(self, input_ids: Any, labels: Any) -> Any:
         logits = self.head(self.tokens(input_ids))
         return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+class Lengths(Rows):
+    """Texts with a column of lengths; all are as long, so that a batch has no padding."""
+
+    def __init__(self) -> None:
+        super().__init__(**texts(22, padded=True).columns)
+        self.column_names = ["input_ids", "labels", "length"]
+
+    def __getitem__(self, i: Any) -> Any:
+        return [1 + (7 * k) % 11 for k in range(len(self))] if i == "length" else super().__getitem__(i)
 
 
 def test_the_weights_of_one_process_with_the_global_batch(tmp_path):
@@ -337,6 +351,37 @@ def test_a_search_that_fails_on_the_first_rank_fails_on_all(tmp_path):
         return type(caught.value).__name__
 
     assert in_ranks(2, work) == ["ValueError", "FailedOnRankZero"]
+
+
+def test_how_batches_are_split_and_who_reads(tmp_path):
+    """A batch of all processes, cut; batches that the first process alone reads, and sends."""
+    reads = tmp_path / "reads"
+    reads.mkdir()
+
+    class Noted(Stream):
+        def __iter__(self) -> Any:
+            (reads / str(os.getpid())).touch()
+            return super().__iter__()
+
+    def run(data: Any, batch: int, **more: Any) -> Any:
+        found = trained(tmp_path / "out", Net(0.0), data, per_device_train_batch_size=batch, max_steps=9, **more)
+        return vector(found.model), found.get_total_train_batch_size()
+
+    def work() -> Any:
+        split = run(points(23), 4, accelerator_config={"split_batches": True})
+        sent = [run(data, 2, accelerator_config={"dispatch_batches": True}) for data in (points(23), Noted(points(23)))]
+        with pytest.raises(ConfigError, match="divides by 2"):
+            run(points(23), 3, accelerator_config={"split_batches": True})
+        return split, *sent
+
+    both = in_ranks(2, work)
+    assert len(list(reads.iterdir())) == 1
+    for data, kinds in ((points(23), (0, 1)), (Stream(points(23)), (2,))):
+        weights, size = run(data, 4)
+        for rank in both:
+            for kind in kinds:
+                torch.testing.assert_close(rank[kind][0], weights, atol=1e-6, rtol=0)
+                assert rank[kind][1] == size
 
 
 def test_who_is_who(tmp_path):

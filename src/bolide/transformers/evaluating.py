@@ -27,6 +27,7 @@ from bolide.transformers.evaluation import (
     numbers,
 )
 from bolide.transformers.loss import base_of
+from bolide.transformers.optimizers import averaged
 from bolide.transformers.state import EvalLoopOutput, EvalPrediction, PredictionOutput
 
 
@@ -133,7 +134,7 @@ class Evaluating:
         collected = self._pass = Pass(args, loss_only, ignore_keys, "loss" in args.include_for_metrics)
         collected.loader = dataloader
         try:
-            with torch.no_grad():
+            with torch.no_grad(), averaged(trainer.optimizer):
                 trainer.engine.predict(trainer.adapter, dataloader, return_predictions=False)
             if collected.last is not None:
                 self._metrics_of_batch(collected, collected.last, final=True)

@@ -20,6 +20,7 @@ from bolide.core.messages import info
 from bolide.transformers import hub, ranks, state, weights
 from bolide.transformers.folders import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, rotate
 from bolide.transformers.loss import base_of
+from bolide.transformers.optimizers import averaged
 
 
 class Keeping:
@@ -245,8 +246,9 @@ class Keeping:
     def save_now(self) -> str:
         """Saves a checkpoint, tells callbacks, removes what is too much; returns its folder."""
         trainer: Any = self
-        folder = self._save_checkpoint(trainer.model, self._trial)
-        trainer.tell("on_save")
+        with averaged(trainer.optimizer):
+            folder = self._save_checkpoint(trainer.model, self._trial)
+            trainer.tell("on_save")
         if self.args.push_to_hub:
             hub.push_on_save(self, folder)
         return folder
@@ -273,8 +275,10 @@ class Keeping:
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Writes the model, its configuration and the tokenizer into a folder: what `from_pretrained` reads."""
         folder = output_dir if output_dir is not None else self.args.output_dir
+        trainer: Any = self
         if self.args.should_save:
-            self._save(folder)
+            with averaged(trainer.optimizer):
+                self._save(folder)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub("Model save")
 

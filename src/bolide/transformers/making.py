@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import IterableDataset, Sampler, SequentialSampler
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from bolide.core.errors import ConfigError
 from bolide.transformers import data, optimizers, ranks, schedules
@@ -60,6 +60,7 @@ class Making:
 
     def _loader(self, dataset: Any, batch_size: int, training: bool) -> Any:
         args = self.args
+        batch_size = ranks.size_here(args, batch_size)
         collate = self.data_collator
         if isinstance(getattr(dataset, "column_names", None), list) and callable(
             getattr(dataset, "remove_columns", None)
@@ -75,8 +76,12 @@ class Making:
         if not _is_iterable(dataset):
             own: Any = self._get_train_sampler if training else self._get_eval_sampler
             takes = bool(inspect.signature(own).parameters)
-            options["sampler"] = own(dataset) if takes else own()
-            options["drop_last"] = args.dataloader_drop_last
+            sampler = own(dataset) if takes else own()
+            if isinstance(sampler, data.BalancedBatches):
+                del options["batch_size"]
+                options["batch_sampler"] = sampler
+            else:
+                options |= {"sampler": sampler, "drop_last": args.dataloader_drop_last}
         if args.dataloader_num_workers:
             options["worker_init_fn"] = data.seed_worker if training else None
             options["prefetch_factor"] = args.dataloader_prefetch_factor
@@ -110,19 +115,26 @@ class Making:
         self._set_signature_columns_if_needed()
         return data.WithoutColumns(data_collator, self._signature_columns or (), type(base_of(self.model)).__name__)
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:
         """The order of the training samples."""
         dataset = train_dataset if train_dataset is not None else self.train_dataset
         if dataset is None or _is_iterable(dataset):
             return None
         args = self.args
-        if args.train_sampling_strategy == "group_by_length":
+        seed = args.data_seed if args.data_seed is not None else args.seed
+        if args.train_sampling_strategy in ("group_by_length", "batch_rebalance"):
             main = getattr(base_of(self.model), "main_input_name", None) or "input_ids"
-            lengths = data.lengths_of(dataset, args.length_column_name, main)
-            return data.LengthGroupedSampler(self.get_total_train_batch_size(args), lengths)
+            lengths, samples = (
+                data.lengths_of(dataset, args.length_column_name, main), self.get_total_train_batch_size(args)
+            )  # fmt: skip
+            if args.train_sampling_strategy == "group_by_length":
+                return data.LengthGroupedSampler(samples, lengths)
+            return data.BalancedBatches(lengths, samples, args.gradient_accumulation_steps * args.world_size, seed)
         if args.train_sampling_strategy == "sequential":
             return SequentialSampler(dataset)
-        return data.EpochSampler(len(dataset), args.data_seed if args.data_seed is not None else args.seed)
+        if (args.accelerator_config or {}).get("use_seedable_sampler") is False:
+            return RandomSampler(dataset)
+        return data.EpochSampler(len(dataset), seed)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
         """The order of the samples of an evaluation."""
@@ -144,7 +156,8 @@ class Making:
     def get_total_train_batch_size(self, args: Any = None) -> int:
         """Samples of one optimizer step."""
         args = args if args is not None else self.args
-        return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
+        size = ranks.size_here(args, args.train_batch_size)
+        return int(size * args.gradient_accumulation_steps * args.world_size)
 
     def num_train_samples(self, batches: float) -> float:
         """Samples of the whole training."""

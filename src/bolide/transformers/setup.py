@@ -22,6 +22,7 @@ from bolide.transformers import ranks
 from bolide.transformers.callbacks import refuse_unknown
 from bolide.transformers.data import default_data_collator
 from bolide.transformers.loss import LabelSmoother, base_of
+from bolide.transformers.overflow import Watch
 from bolide.transformers.schedules import Schedule
 from bolide.transformers.state import has_transformers
 from bolide.transformers.weights import is_peft, unwrapped
@@ -234,6 +235,20 @@ def align_tokens(processing_class: Any, config: Any) -> None:
             setattr(config, name, value)
     if changed:
         info(f"The model's configuration takes the tokenizer's special tokens: {', '.join(changed)}.")
+
+
+def add_hooks(args: Any, model: Any) -> Callable[[], None]:
+    """The hooks of a run: noise on embeddings, the watch for what is not finite; returns what takes them away again."""
+    remove_noise = add_neftune(args, model)
+    if "underflow_overflow" not in args.debug:
+        return remove_noise
+    watch = Watch(base_of(model))
+
+    def remove() -> None:
+        watch.remove()
+        remove_noise()
+
+    return remove
 
 
 def add_neftune(args: Any, model: Any) -> Callable[[], None]:

@@ -36,6 +36,7 @@ from bolide.transformers.folders import FolderFormat, get_last_checkpoint, rotat
 from bolide.transformers.keeping import Keeping, counts_parameters
 from bolide.transformers.losses import LossRecord
 from bolide.transformers.making import Making
+from bolide.transformers.optimizers import switches
 from bolide.transformers.repeating import Repeating
 
 Dataset = Any
@@ -330,12 +331,12 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self.losses.over_ranks = self.several
         self._engine = self._new_engine()
         self.model.train()
-        remove_noise = setup.add_neftune(args, self.model)
+        remove_hooks = setup.add_hooks(args, self.model)
         try:
             if self.state.max_steps > 0:
                 self._engine.fit(self.adapter, self._engine_loader, ckpt_path=folder)
         finally:
-            remove_noise()
+            remove_hooks()
         return self._finish(started_s, batches)
 
     def _count_steps(self, batches: float) -> None:
@@ -429,6 +430,8 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             self.control.should_training_stop = resumed["stop"] and resumed["max_steps"] == self.state.max_steps
         if progress.step:
             setup.use_learning_rate(self)
+        if switches(self.optimizer):
+            self.optimizer.train()
         self._tell_callbacks_of()
         self.tell("on_train_begin")
         if self.args.eval_on_start and progress.step == 0:
@@ -441,6 +444,8 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         done = run.global_step - self._steps_before
         mean = self.losses.mean()
         self.losses.take()
+        if switches(self.optimizer):
+            self.optimizer.eval()
         if args.load_best_model_at_end and run.best_model_checkpoint is not None:
             self._load_best_model()
         samples = self.num_train_samples(batches) * done / max(1, run.max_steps)
