@@ -355,7 +355,7 @@ def own_columns_and_reference(door, out):
             super().__init__(*args, **kwargs)
             self.reference = self.accelerator.prepare_model(reference, evaluation_mode=True)
             self.model_accepts_loss_kwargs = False
-            self.distances = []
+            self._metrics = {"train": [], "eval": []}  # a name of theirs
 
         def _set_signature_columns_if_needed(self):
             if self._signature_columns is None:
@@ -367,7 +367,9 @@ def own_columns_and_reference(door, out):
             with torch.no_grad():
                 reference = self.reference(x=inputs["x"])["logits"]
             distance = (outputs["logits"] - reference).square().mean()
-            self.distances.append(self.accelerator.gather_for_metrics(distance.detach()).mean().item())
+            self._metrics["train" if model.training else "eval"].append(
+                self.accelerator.gather_for_metrics(distance.detach()).mean().item()
+            )
             loss = torch.nn.functional.cross_entropy(outputs["logits"], inputs["target"]) + 0.1 * distance
             return (loss, outputs) if return_outputs else loss
 
@@ -376,9 +378,10 @@ def own_columns_and_reference(door, out):
                 return self.compute_loss(model, self._prepare_inputs(inputs)), None, None
 
         def log(self, logs, start_time=None):
-            prefix = "" if self.model.training else "eval_"
-            own = {f"{prefix}distance": sum(self.distances) / len(self.distances)} if self.distances else {}
-            self.distances.clear()
+            mode = "train" if self.model.training else "eval"
+            found = self._metrics[mode]
+            own = {f"{mode}_distance": sum(found) / len(found)} if found else {}
+            found.clear()
             super().log({**logs, **own}, start_time)
 
     rows = points().columns
