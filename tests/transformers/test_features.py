@@ -184,11 +184,16 @@ def test_recomputed_activations_and_compilation_give_the_same_weights(tmp_path):
     options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     again = trainer(tmp_path / "b", bert(), data=labelled_texts(), **options)
     again.train()
+    kwargs = {"every_n_layers": 1, "use_reentrant": False}
+    today = trainer(tmp_path / "d", bert(), data=labelled_texts(), activation_checkpointing=True,
+                    activation_checkpointing_kwargs=kwargs)  # fmt: skip
+    today.train()
     compiled = trainer(tmp_path / "c", bert(), data=labelled_texts(), torch_compile_backend="eager",
                        save_strategy="epoch")  # fmt: skip
     compiled.train()
     for name, value in plain.model.state_dict().items():
         assert torch.allclose(value, again.model.state_dict()[name], atol=1e-6)
+        assert torch.allclose(value, today.model.state_dict()[name], atol=1e-6)
         assert torch.allclose(value, compiled.model.state_dict()[name], atol=1e-6)
     theirs.BertForSequenceClassification.from_pretrained(tmp_path / "c" / "checkpoint-8")
 

@@ -207,11 +207,7 @@ def prepare_model(trainer: Any) -> None:
     if args.tf32 is not None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
     if args.checkpoints_activations:
-        options = args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs
-        if hasattr(model, "gradient_checkpointing_enable"):
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-        else:
-            model.activation_checkpointing_enable(**(options or {}))
+        switch_on_checkpointing(model, args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs)
     config: Any = getattr(base_of(model), "config", None)
     if hasattr(config, "use_cache") and not args.use_cache:
         config.use_cache = False
@@ -220,6 +216,21 @@ def prepare_model(trainer: Any) -> None:
         trainer.model_wrapped = torch.compile(
             model, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode
         )
+
+
+def switch_on_checkpointing(model: Any, options: dict[str, Any] | None) -> None:
+    """Has a model recompute its activations, by the switch of today where it has it, else by the older one."""
+    switch = getattr(model, "activation_checkpointing_enable", None)
+    if switch is None:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        return
+    known, given = parameters_of(switch), options or {}
+    own = {name: value for name, value in given.items() if name in known}  # which layers; the rest is torch's
+    if "activation_checkpointing_kwargs" in known and len(own) < len(given):
+        own["activation_checkpointing_kwargs"] = {name: value for name, value in given.items() if name not in known}
+        switch(**own)
+    else:
+        switch(**given)
 
 
 def align_tokens(processing_class: Any, config: Any) -> None:
