@@ -133,13 +133,18 @@ def rng_state(states: tuple[Any, ...] | None = None) -> dict[str, Any]:
     return state
 
 
+def states_of(state: dict[str, Any]) -> tuple[Any, ...]:
+    """A state of `rng_state` as `generators` gives it."""
+    version, words, gauss = state["python"]
+    name, keys, place, has_gauss, cached = state["numpy"]
+    python, numpy = (version, tuple(words.tolist()), gauss), (name, keys.numpy().astype(np.uint32), place, has_gauss)
+    return python, (*numpy, cached), state["torch"].cpu(), state.get("cuda")
+
+
 def set_rng_state(state: dict[str, Any]) -> None:
     """Puts the global generators at a state of `rng_state`."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    name, keys, place, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), place, has_gauss, cached))
-    torch.set_rng_state(state["torch"].cpu())
+    python, numpy, cpu, _ = states_of(state)
+    set_generators((python, numpy, cpu, None))
     if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([one.cpu() for one in state["cuda"]])
 

@@ -344,3 +344,106 @@ def tokens_seen_and_own_optimizer(door, out):
     trainer = door.Trainer(model, args, train_dataset=texts(), optimizers=(optimizer, schedule))
     trainer.train()
     return trainer, (trainer.state.num_input_tokens_seen, trainer.state.total_flos)
+
+
+@script
+def own_columns_and_reference(door, out):
+    """As packages of preference training do it: columns named by the subclass, a frozen model beside, own log keys."""
+
+    class Own(door.Trainer):
+        def __init__(self, *args, reference, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.reference = self.accelerator.prepare_model(reference, evaluation_mode=True)
+            self.model_accepts_loss_kwargs = False
+            self._metrics = {"train": [], "eval": []}  # a name of theirs
+
+        def _set_signature_columns_if_needed(self):
+            if self._signature_columns is None:
+                self._signature_columns = ["x", "target"]
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            assert sorted(inputs) == ["target", "x"]
+            outputs = model(x=inputs["x"])
+            with torch.no_grad():
+                reference = self.reference(x=inputs["x"])["logits"]
+            distance = (outputs["logits"] - reference).square().mean()
+            self._metrics["train" if model.training else "eval"].append(
+                self.accelerator.gather_for_metrics(distance.detach()).mean().item()
+            )
+            loss = torch.nn.functional.cross_entropy(outputs["logits"], inputs["target"]) + 0.1 * distance
+            return (loss, outputs) if return_outputs else loss
+
+        def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+            with torch.no_grad():
+                return self.compute_loss(model, self._prepare_inputs(inputs)), None, None
+
+        def log(self, logs, start_time=None):
+            mode = "train" if self.model.training else "eval"
+            found = self._metrics[mode]
+            own = {f"{mode}_distance": sum(found) / len(found)} if found else {}
+            found.clear()
+            super().log({**logs, **own}, start_time)
+
+    rows = points().columns
+    data = Rows(x=rows["x"], target=rows["labels"], unused=rows["labels"])
+    args = arguments(door, out, eval_strategy="steps", eval_steps=4)
+    trainer = Own(Net(), args, train_dataset=data, eval_dataset=data, reference=Net(seed=9))
+    trainer.train()
+    return trainer
+
+
+@script
+def several_labels_may_hold(door, out):
+    """Label smoothing does not apply there, and is left out; after a last evaluation the model is in eval mode."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(4)
+    config = BertConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        num_labels=3, problem_type="multi_label_classification",
+    )  # fmt: skip
+    rows = texts().columns["input_ids"]
+    data = Rows(input_ids=rows, labels=(rows[:, :3] > 15).float())
+    trainers = [
+        door.Trainer(
+            BertForSequenceClassification(config), arguments(door, f"{out}-{when}", label_smoothing_factor=0.1,
+            eval_strategy=when, num_train_epochs=1), train_dataset=data, eval_dataset=data,
+        ) for when in ("epoch", "no")
+    ]  # fmt: skip
+    for trainer in trainers:
+        trainer.train()
+    return trainers[0], [trainer.model.training for trainer in trainers]
+
+
+class Shuffled(Stream):
+    """A stream with another order in each epoch, that it is told of."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        order = torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        return (self.rows[i] for i in order)
+
+
+@script
+def a_stream_shuffled_by_epoch(door, out):
+    trainer = door.Trainer(Net(), arguments(door, out, max_steps=15), train_dataset=Shuffled(points()))
+    trainer.train()
+    return trainer
+
+
+@script
+def schedule_free(door, out):
+    import pytest
+
+    pytest.importorskip("schedulefree")
+    args = arguments(
+        door, out, optim="schedule_free_sgd", lr_scheduler_type="constant", weight_decay=0.1, warmup_steps=2,
+        eval_strategy="steps", eval_steps=4, learning_rate=0.1,
+    )  # fmt: skip
+    trainer = door.Trainer(Net(), args, train_dataset=points(), eval_dataset=points(8, 1))
+    trainer.train()
+    return trainer

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 
 import pytest
 import torch
 
 import bolide.transformers as door
 from bolide.compat import hf_args
-from bolide.core.errors import ConfigError, MissingPackageError, NotBuiltError
+from bolide.core.errors import ConfigError, MissingPackageError
+from bolide.transformers.choices import OptimizerNames
+from bolide.transformers.rules import NOT_BUILT_OPTIMIZERS
 from tests.transformers.models import Net, Stream, points
 
 theirs = pytest.importorskip("transformers")
@@ -122,7 +125,10 @@ WRONG = [
     ({"use_liger_kernel": True}, "Liger"),
     ({"fsdp": "full_shard"}, "sharding is not built"),
     ({"deepspeed": {"zero_optimization": {}}}, "DeepSpeed is not built"),
-    ({"debug": "underflow_overflow"}, "not built"),
+    ({"debug": "tpu_metrics_debug"}, "there is 'underflow_overflow'"),
+    ({"optim": "galore_adamw"}, "is not built; write optim='adamw_torch'"),
+    ({"accelerator_config": {"split_batch": True}}, "Did you mean 'split_batches'"),
+    ({"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}}, "write gradient_accumulation_steps"),
     ({"skip_memory_metrics": False}, "memory is not measured"),
     ({"log_level": "loud"}, "log_level"),
     ({"include_for_metrics": ["outputs"]}, "there are 'inputs' and 'loss'"),
@@ -238,7 +244,18 @@ def test_optimizers_of_packages_that_are_not_there(tmp_path, name):
         door.Trainer(Net(), args, train_dataset=points()).train()
 
 
-def test_schedule_free_is_refused_with_what_to_write(tmp_path):
+def test_schedule_free_is_a_package_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "schedulefree", None)
     args = door.TrainingArguments(str(tmp_path), optim="schedule_free_sgd", use_cpu=True, disable_tqdm=True)
-    with pytest.raises(NotBuiltError, match="adamw_torch"):
+    with pytest.raises((MissingPackageError, ValueError), match="schedulefree"):
         door.Trainer(Net(), args, train_dataset=points()).train()
+
+
+def test_an_optimizer_of_transformers_that_is_not_built():
+    theirs = pytest.importorskip("transformers.training_args").OptimizerNames
+    assert {name.value for name in theirs} == {name.value for name in OptimizerNames} | set(NOT_BUILT_OPTIMIZERS)
+
+
+def test_sortish_sampler_sorts():
+    args = door.Seq2SeqTrainingArguments("out", sortish_sampler=True)
+    assert args.train_sampling_strategy == "group_by_length"

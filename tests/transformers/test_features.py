@@ -14,6 +14,7 @@ from torch import nn
 
 import bolide.transformers as door
 from bolide.core.errors import CheckpointNotFoundError, ConfigError, MissingPackageError, UserCodeError
+from bolide.transformers import weights
 from tests.transformers.models import Net, Rows, accuracy, bert, gpt2, labelled_texts, points, texts
 from tests.transformers.scripts import arguments
 
@@ -100,9 +101,17 @@ def test_ragged_predictions_are_filled_up(tmp_path):
 
 def test_evaluating_leaves_training_as_it_was(tmp_path):
     """With dropout: evaluations in between change no bit of what training draws from the same generator's state."""
-    one = trainer(tmp_path / "a", eval_strategy="steps", eval_steps=2)
+    one = trainer(tmp_path / "a", eval_strategy="steps", eval_steps=5)
+    modes = []
+
+    class Looks(door.TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            modes.append(one.model.training)
+
+    one.add_callback(Looks())
     one.train()
-    assert one.model.training
+    assert modes == [True] * 12
+    assert not one.model.training  # as its last evaluation leaves it
     one.evaluate()
     assert not one.model.training
 
@@ -175,13 +184,82 @@ def test_recomputed_activations_and_compilation_give_the_same_weights(tmp_path):
     options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     again = trainer(tmp_path / "b", bert(), data=labelled_texts(), **options)
     again.train()
+    kwargs = {"every_n_layers": 1, "use_reentrant": False}
+    today = trainer(tmp_path / "d", bert(), data=labelled_texts(), activation_checkpointing=True,
+                    activation_checkpointing_kwargs=kwargs)  # fmt: skip
+    today.train()
     compiled = trainer(tmp_path / "c", bert(), data=labelled_texts(), torch_compile_backend="eager",
                        save_strategy="epoch")  # fmt: skip
     compiled.train()
     for name, value in plain.model.state_dict().items():
         assert torch.allclose(value, again.model.state_dict()[name], atol=1e-6)
+        assert torch.allclose(value, today.model.state_dict()[name], atol=1e-6)
         assert torch.allclose(value, compiled.model.state_dict()[name], atol=1e-6)
     theirs.BertForSequenceClassification.from_pretrained(tmp_path / "c" / "checkpoint-8")
+
+
+def test_the_first_module_that_is_not_finite_is_named(tmp_path):
+    class Bursts(Net):
+        passes = 0
+
+        def forward(self, x, labels=None):
+            self.passes += 1
+            with torch.no_grad():
+                self.body[1].weight[:] = 1.0 if self.passes == 1 else float("inf")
+            return super().forward(x, labels)
+
+    one = trainer(tmp_path, Bursts(), debug="underflow_overflow")
+    with pytest.raises(UserCodeError, match=r"forward pass 2, body.1 \(LayerNorm\) has NaN or infinity in its weight"):
+        one.train()
+    assert not one.model.body[1]._forward_hooks
+    calm = trainer(tmp_path, debug="underflow_overflow")
+    calm.train()
+    plain = trainer(tmp_path)
+    plain.train()
+    assert torch.equal(calm.model.head.weight, plain.model.head.weight)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_batches_of_like_cost(accumulate):
+    from bolide.transformers.data import BalancedBatches
+
+    lengths = [1 + (i * 37) % 64 for i in range(130)]
+    batches = BalancedBatches(lengths, 4 * accumulate, accumulate, seed=1)
+    found = list(batches)
+    assert len(found) == len(batches) == 130 // (4 * accumulate) * accumulate
+    for i in range(0, len(found), accumulate):
+        step = found[i : i + accumulate]
+        assert sum(map(len, step)) == 4 * accumulate
+        assert all(step)
+    assert len({index for batch in found for index in batch}) == sum(map(len, found))
+    if accumulate > 1:  # random batches of four cost up to this
+        assert max(map(batches._cost, found)) < 64 * 4 * (1 + 64 / 4096)
+    assert len({len(batch) for batch in found}) > 1 or accumulate == 1
+    again = list(batches)
+    batches.set_epoch(1)
+    assert again == found != list(batches)
+
+
+def test_an_order_of_torch_s_own(tmp_path):
+    one = trainer(tmp_path, accelerator_config={"use_seedable_sampler": False})
+    assert type(one.get_train_dataloader().sampler) is torch.utils.data.RandomSampler
+
+
+def test_schedule_free_weights(tmp_path):
+    """Evaluated and saved are the averaged weights; training goes on with the others, and after a resume too."""
+    pytest.importorskip("schedulefree")
+    more = {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant", "weight_decay": 0.1, "warmup_steps": 2,
+            "save_strategy": "steps", "save_steps": 4, "learning_rate": 0.05}  # fmt: skip
+    whole = trainer(tmp_path, **more)
+    whole.train()
+    assert whole.optimizer.param_groups[0]["train_mode"] is False
+    again = trainer(tmp_path, **more)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    last = door.Trainer(Net(), arguments(door, str(tmp_path / "last")), eval_dataset=points())
+    last.model.load_state_dict(weights.read(str(tmp_path / "checkpoint-12")))
+    assert last.evaluate()["eval_loss"] == whole.evaluate()["eval_loss"]
 
 
 def test_columns_that_the_model_does_not_take(tmp_path):
@@ -246,6 +324,36 @@ def test_the_accelerator_s_names(tmp_path):
     accelerator.backward(loss)
     assert model.head.weight.grad is not None
     assert accelerator.prepare(model) is model
+    assert accelerator.prepare_model(model, evaluation_mode=True) is model
+    accelerator.clip_grad_value_(model.parameters(), 1e-3)
+    assert max(p.grad.abs().max() for p in model.parameters()) <= 1e-3
+    assert accelerator.get_state_dict(model).keys() == model.state_dict().keys()
+    assert accelerator.on_main_process(lambda: "ran")() == "ran"
+    assert (accelerator.state.deepspeed_plugin, accelerator.state.num_processes) == (None, 1)
+    assert (accelerator.distributed_type, accelerator.is_last_process) == ("NO", True)
+    with accelerator.main_process_first(), accelerator.local_main_process_first():
+        pass
+
+
+def test_the_mean_loss_is_that_of_this_call(tmp_path):
+    """Steps before a checkpoint are in its log lines, not in the mean of the run that goes on."""
+    more = {"save_strategy": "steps", "save_steps": 5, "logging_steps": 3, "optim": "sgd", "num_train_epochs": 1}
+    whole = trainer(tmp_path, Net(0.0), **more)
+    whole.train()
+    again = trainer(tmp_path, Net(0.0), **more)
+    found = again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    losses = []
+
+    class Records(door.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            losses.append(logs.get("loss"))
+
+    each = trainer(tmp_path / "each", Net(0.0), **{**more, "logging_steps": 1}, callbacks=[Records()])
+    each.train()
+    assert found.training_loss == pytest.approx(losses[5], abs=1e-6)
+    assert [line["loss"] for line in again.state.log_history if "loss" in line] == [
+        line["loss"] for line in whole.state.log_history if "loss" in line
+    ]  # fmt: skip
 
 
 def test_the_epoch_s_data_may_start_over(tmp_path):

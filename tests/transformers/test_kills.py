@@ -17,6 +17,7 @@ import torch
 
 import bolide.transformers as door
 from bolide.checkpoint import io
+from bolide.transformers.weights import load, read
 from tests.transformers.models import Net, Stream, accuracy, points
 from tests.transformers.scripts import arguments
 
@@ -66,6 +67,24 @@ def run(out: Path, kind: str, delay_s: float = 0.0) -> None:
     torch.save({"weights": trainer.model.state_dict(), "history": json.dumps(history, sort_keys=True)}, out / "end.pt")
 
 
+def search(out: Path) -> None:
+    """A search whose study is in a file; writes its best run and the values of all trials."""
+    args = arguments(door, str(out), eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True)
+    trainer = door.Trainer(
+        model_init=lambda: Net(), args=args, train_dataset=points(22), eval_dataset=points(9, 1),
+        compute_metrics=accuracy,
+    )  # fmt: skip
+    best = trainer.hyperparameter_search(
+        {"learning_rate": (1e-4, 0.3, "log"), "per_device_train_batch_size": [4, 8]},
+        lambda metrics: metrics["eval_loss"], n_trials=4, storage=str(out / "study.db"), progress_bar=False,
+    )  # fmt: skip
+    found = [(trial.state.name, trial.value, trial.params) for trial in best.run_summary.finished()]
+    weights = door.Trainer(Net(), arguments(door, str(out))).model
+    load(weights, read(best.checkpoint), best.checkpoint)
+    history = json.dumps([best.run_id, best.objective, best.hyperparameters, found], sort_keys=True)
+    torch.save({"weights": weights.state_dict(), "history": history}, out / "end.pt")
+
+
 def forked(out: Path, kind: str, kill: tuple[str, int] | None = None, kill_after_s: float | None = None) -> int:
     """An attempt in a fork, killed before or after its file operation of that number, or so long after its start."""
     out.mkdir(parents=True, exist_ok=True)
@@ -81,7 +100,10 @@ def forked(out: Path, kind: str, kill: tuple[str, int] | None = None, kill_after
         with contextlib.suppress(BaseException), open(out / "errors.txt", "a") as errors:
             os.dup2(errors.fileno(), 2)
             warnings.simplefilter("ignore")
-            run(out, kind, 0.01 if kill_after_s is not None else 0.0)
+            if kind == "search":
+                search(out)
+            else:
+                run(out, kind, 0.01 if kill_after_s is not None else 0.0)
             os._exit(0)
         os._exit(1)
     if kill_after_s is not None:
@@ -136,6 +158,16 @@ def test_killed_at_ten_random_instants(tmp_path, undisturbed, kind):
             runs += 1
             out = tmp_path / f"{kind}-{runs}"
     ends_as(out, kind, undisturbed(kind))
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_at_three_instants(tmp_path, undisturbed):
+    """Within the first trial, later, and near the end, each in what the last one left: the same trials, and bits."""
+    pytest.importorskip("optuna")
+    out = tmp_path / "search"
+    for kill in (("after", 7), ("before", 40), ("after", 31)):
+        assert forked(out, "search", kill) == -signal.SIGKILL
+    ends_as(out, "search", undisturbed("search"))
 
 
 @pytest.mark.slow

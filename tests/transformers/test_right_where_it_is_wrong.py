@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import bolide.transformers as door
 from bolide.checkpoint.digest import DamagedCheckpointError
 from tests.transformers.models import Net, Rows, Stream, Tied, accuracy, gpt2, points, texts
-from tests.transformers.scripts import arguments
+from tests.transformers.scripts import Shuffled, arguments
 
 
 def weights(trainer: Any) -> dict[str, torch.Tensor]:
@@ -210,11 +210,13 @@ def test_a_folder_that_only_lacked_its_name_is_found(tmp_path):
 
 
 @pytest.mark.parametrize("windows", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["stream", "workers", "grouped"])
+@pytest.mark.parametrize("kind", ["stream", "shuffled stream", "workers", "grouped"])
 def test_going_on_gives_the_same_bits(tmp_path, windows, kind):
     more: dict[str, Any] = {"gradient_accumulation_steps": windows, "per_device_train_batch_size": 2, "save_steps": 2}
     if kind == "stream":
         more |= {"data": Stream(points(13)), "max_steps": 14}
+    elif kind == "shuffled stream":
+        more |= {"data": Shuffled(points(13)), "max_steps": 14}
     elif kind == "workers":
         more |= {"dataloader_num_workers": 2 if windows == 2 else 1}
     else:

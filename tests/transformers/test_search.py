@@ -98,6 +98,27 @@ def test_what_is_refused(tmp_path):
         trainer(tmp_path).hyperparameter_search({"width": [3]}, loss, n_trials=1, sampler="grid")
 
 
+def test_an_error_that_is_caught_ends_its_trial_alone(tmp_path):
+    one = trainer(tmp_path)
+
+    def objective(metrics: dict[str, float]) -> float:
+        if one.args.learning_rate == 0.1:
+            raise ZeroDivisionError
+        return metrics["eval_loss"]
+
+    grid = {"learning_rate": [0.2, 0.1, 0.3]}
+    with pytest.warns(UserWarning, match="Trial 1 is given up: ZeroDivisionError"):
+        best = one.hyperparameter_search(
+            grid, objective, sampler="grid", pruner="none", catch=(ZeroDivisionError,), gc_after_trial=True,
+            load_if_exists=True, show_progress_bar=False,
+        )  # fmt: skip
+    assert [trial.state.name for trial in best.run_summary.finished()] == ["COMPLETE", "PRUNED", "COMPLETE"]
+    with pytest.raises(ZeroDivisionError):
+        one.hyperparameter_search(grid, objective, sampler="grid")
+    with pytest.raises(ConfigError, match="write another study_name"):
+        one.hyperparameter_search(grid, objective, load_if_exists=False)
+
+
 def test_names_of_trials_and_memory(tmp_path):
     one = trainer(tmp_path)
     best = one.hyperparameter_search(space, loss, n_trials=2, hp_name=lambda trial: f"trial-{trial.number}")

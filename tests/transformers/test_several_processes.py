@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 import bolide.transformers as door
+from bolide.collectives import FailedOnRankZero
 from bolide.core.errors import CheckpointError, ConfigError, UserCodeError
 from tests.distributed.support import in_ranks, run_script
-from tests.transformers.models import Net, Stream, accuracy, bert, gpt2, labelled_texts, points, texts
+from tests.transformers.models import Net, Rows, Stream, accuracy, bert, gpt2, labelled_texts, points, texts
 from tests.transformers.scripts import arguments
 
 theirs = pytest.importorskip("transformers")
@@ -57,6 +58,9 @@ CASES: dict[str, Any] = {
         gpt2, lambda: texts(16, padded=True), {"train_sampling_strategy": "group_by_length", "optim": "sgd"},
     ),
     "workers": (lambda: Net(0.0), lambda: points(23), {"dataloader_num_workers": 1}),
+    "of like cost": (gpt2, lambda: Lengths(), {
+        "train_sampling_strategy": "batch_rebalance", "optim": "sgd", "gradient_accumulation_steps": 2,
+    }),
 }  # fmt: skip
 
 
@@ -71,6 +75,17 @@ class ByTokens(nn.Module):
     def forward(self, input_ids: Any, labels: Any) -> Any:
         logits = self.head(self.tokens(input_ids))
         return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+class Lengths(Rows):
+    """Texts with a column of lengths; all are as long, so that a batch has no padding."""
+
+    def __init__(self) -> None:
+        super().__init__(**texts(22, padded=True).columns)
+        self.column_names = ["input_ids", "labels", "length"]
+
+    def __getitem__(self, i: Any) -> Any:
+        return [1 + (7 * k) % 11 for k in range(len(self))] if i == "length" else super().__getitem__(i)
 
 
 def test_the_weights_of_one_process_with_the_global_batch(tmp_path):
@@ -284,6 +299,91 @@ def test_what_one_rank_decides_all_do(tmp_path):
     assert os.listdir(tmp_path / "b") == ["checkpoint-3"]
 
 
+def test_a_search_is_one_of_all_ranks(tmp_path):
+    """The first rank's study chooses, prunes and keeps; all ranks train each trial, and get the best run."""
+    pytest.importorskip("optuna")
+
+    def search(out: Path, batch: int, n_trials: int, **more: Any) -> Any:
+        args = arguments(
+            door, str(out), per_device_train_batch_size=batch, eval_strategy="epoch", save_strategy="epoch",
+            load_best_model_at_end=True,
+        )  # fmt: skip
+        trainer = door.Trainer(
+            model_init=lambda trial: Net(0.0, seed=1), args=args, train_dataset=points(), eval_dataset=points(12, 1),
+            compute_metrics=accuracy,
+        )  # fmt: skip
+        best = trainer.hyperparameter_search(
+            {"learning_rate": [0.1, 0.12, 0.14, 0.16, 1e-7]}, lambda metrics: metrics["eval_accuracy"],
+            direction="maximize", n_trials=n_trials, sampler="grid", storage=str(out / "study.db"), gc_after_trial=True,
+            **more,
+        )  # fmt: skip
+        states = [trial.state.name for trial in best.run_summary.finished()] if best.run_summary else None
+        return best._replace(run_summary=states), trainer.args.learning_rate
+
+    def work() -> Any:
+        search(tmp_path / "two", 2, 2)
+        return search(tmp_path / "two", 2, 5)
+
+    (first, rate), (second, _) = in_ranks(2, work)
+    assert first.run_summary == ["COMPLETE"] * 4 + ["PRUNED"]
+    assert second == first._replace(run_summary=None)
+    assert rate == 1e-2
+    assert os.path.isdir(first.checkpoint)
+    alone, _ = search(tmp_path / "one", 4, 5)
+    assert (first.run_id, first.hyperparameters, first.objective) == (
+        alone.run_id, alone.hyperparameters, alone.objective
+    )  # fmt: skip
+    assert first.metrics["eval_loss"] == pytest.approx(alone.metrics["eval_loss"], abs=1e-5)
+
+
+def test_a_search_that_fails_on_the_first_rank_fails_on_all(tmp_path):
+    pytest.importorskip("optuna")
+
+    def space(trial: Any) -> dict[str, Any]:
+        raise ValueError("no such space")
+
+    def work() -> str:
+        trainer = door.Trainer(
+            model_init=lambda: Net(), args=arguments(door, str(tmp_path)), train_dataset=points(), eval_dataset=points()
+        )
+        with pytest.raises((ValueError, FailedOnRankZero), match="no such space") as caught:
+            trainer.hyperparameter_search(space, n_trials=1)
+        return type(caught.value).__name__
+
+    assert in_ranks(2, work) == ["ValueError", "FailedOnRankZero"]
+
+
+def test_how_batches_are_split_and_who_reads(tmp_path):
+    """A batch of all processes, cut; batches that the first process alone reads, and sends."""
+    reads = tmp_path / "reads"
+    reads.mkdir()
+
+    class Noted(Stream):
+        def __iter__(self) -> Any:
+            (reads / str(os.getpid())).touch()
+            return super().__iter__()
+
+    def run(data: Any, batch: int, **more: Any) -> Any:
+        found = trained(tmp_path / "out", Net(0.0), data, per_device_train_batch_size=batch, max_steps=9, **more)
+        return vector(found.model), found.get_total_train_batch_size()
+
+    def work() -> Any:
+        split = run(points(23), 4, accelerator_config={"split_batches": True})
+        sent = [run(data, 2, accelerator_config={"dispatch_batches": True}) for data in (points(23), Noted(points(23)))]
+        with pytest.raises(ConfigError, match="divides by 2"):
+            run(points(23), 3, accelerator_config={"split_batches": True})
+        return split, *sent
+
+    both = in_ranks(2, work)
+    assert len(list(reads.iterdir())) == 1
+    for data, kinds in ((points(23), (0, 1)), (Stream(points(23)), (2,))):
+        weights, size = run(data, 4)
+        for rank in both:
+            for kind in kinds:
+                torch.testing.assert_close(rank[kind][0], weights, atol=1e-6, rtol=0)
+                assert rank[kind][1] == size
+
+
 def test_who_is_who(tmp_path):
     def work() -> Any:
         args = arguments(door, str(tmp_path))
@@ -408,9 +508,16 @@ def test_what_is_refused(tmp_path):
     def work() -> Any:
         with pytest.raises(ConfigError, match="auto_find_batch_size=True with several processes"):
             door.Trainer(Net(), arguments(door, str(tmp_path), auto_find_batch_size=True), train_dataset=points())
-        trainer = door.Trainer(model_init=lambda: Net(), args=arguments(door, str(tmp_path)), train_dataset=points())
-        with pytest.raises(ConfigError, match="start the script as one process"):
-            trainer.hyperparameter_search(lambda trial: {}, n_trials=1)
+        trainer = door.Trainer(
+            model_init=lambda: Net(), args=arguments(door, str(tmp_path)), train_dataset=points(), eval_dataset=points()
+        )
+        for more, text in (
+            ({"n_jobs": 2}, "n_jobs=2"),
+            ({"backend": "ray"}, "backend='ray'"),
+            ({"catch": OSError}, "catch"),
+        ):
+            with pytest.raises(ConfigError, match=text):
+                trainer.hyperparameter_search(lambda trial: {}, n_trials=1, storage=f"{tmp_path}/refused.db", **more)
 
         class Own(Stream):
             def __iter__(self) -> Any:

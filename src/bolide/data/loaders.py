@@ -271,7 +271,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
         batch_sampler: Any = getattr(item, "batch_sampler", None)
         told: list[Any] = []
         inner: Any = getattr(batch_sampler, "sampler", None)
-        targets: list[Any] = [sampler, batch_sampler, inner]
+        targets: list[Any] = [sampler, batch_sampler, inner, getattr(item, "dataset", None)]
         for target in targets:
             if callable(getattr(target, "set_epoch", None)) and all(target is not t for t in told):
                 target.set_epoch(epoch)

@@ -6,8 +6,10 @@ training_step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -63,6 +65,25 @@ class Accelerator:
     def is_local_main_process(self) -> bool:
         """Whether this is the first process of its machine."""
         return self.local_process_index == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the last process."""
+        return self.process_index == self.num_processes - 1
+
+    @property
+    def distributed_type(self) -> str:
+        """NO, or by what device several processes train: MULTI_GPU or MULTI_CPU."""
+        if self.num_processes == 1:
+            return "NO"
+        return "MULTI_GPU" if self.device.type == "cuda" else "MULTI_CPU"
+
+    @property
+    def state(self) -> SimpleNamespace:
+        """Who this process is, and which plugins shard the model: none."""
+        names = ("device", "num_processes", "process_index", "local_process_index", "is_main_process",
+                 "is_local_main_process", "is_last_process", "distributed_type", "mixed_precision")  # fmt: skip
+        return SimpleNamespace(**{name: getattr(self, name) for name in names}, deepspeed_plugin=None, fsdp_plugin=None)
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -144,6 +165,34 @@ class Accelerator:
         """Clips gradients to a norm; returns the norm they had."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Clips each entry of the gradients."""
+        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:
+        """The weights of a model by name."""
+        return dict((unwrapped(model) if unwrap else model).state_dict())
+
+    def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
+        """A model beside the one that trains, such as a frozen reference, on this process's device.
+
+        The one that trains is placed by the engine, and returned as it is. Call `eval()` of a reference yourself.
+        """
+        trains = unwrapped(model) is unwrapped(self._owner.model)
+        return model if trains or device_placement is False else model.to(self.device)
+
+    def prepare_data_loader(self, loader: Any, **kwargs: Any) -> Any:
+        """A DataLoader that reads this process's part: the processes take its batches in turn."""
+        return self.prepare(loader)
+
+    def prepare_optimizer(self, optimizer: Any, **kwargs: Any) -> Any:
+        """The optimizer as it is."""
+        return optimizer
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """The schedule as it is."""
+        return scheduler
+
     def prepare(self, *things: Any, **kwargs: Any) -> Any:
         """The things as they are, as the engine places them when a run begins; a DataLoader reads this process's part.
 
@@ -156,6 +205,33 @@ class Accelerator:
                 for thing in things
             )
         return things[0] if len(things) == 1 else things
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """The first process goes through the block before the others."""
+        with self._owner.args.main_process_first(local=False):
+            yield
+
+    @contextmanager
+    def local_main_process_first(self) -> Iterator[None]:
+        """The first process of each machine goes through the block before its others."""
+        with self._owner.args.main_process_first():
+            yield
+
+    def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A decorator: the function runs on the first process, and gives None on the others."""
+        return self._where("is_main_process", function)
+
+    def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A decorator: the function runs on the first process of each machine, and gives None on the others."""
+        return self._where("is_local_main_process", function)
+
+    def _where(self, which: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def there(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs) if getattr(self, which) else None
+
+        return there
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Prints on the first process of a machine."""

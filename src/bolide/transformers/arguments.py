@@ -171,7 +171,9 @@ class TrainingArguments(metaclass=AcceptsOldNames):
     dataloader_in_order: bool = told("Batches come in order.", True)
     remove_unused_columns: bool = told("Drops what the model's forward does not take.", True)
     label_names: list[str] | None = told("Which inputs are labels.")
-    train_sampling_strategy: SamplingStrategy | str = told("random, sequential or group_by_length.", "random")
+    train_sampling_strategy: SamplingStrategy | str = told(
+        "random, sequential, group_by_length or batch_rebalance.", "random"
+    )
     length_column_name: str = told("The column that holds lengths.", "length")
     # devices
     use_cpu: bool = told("Runs on the CPU.", False)
@@ -193,10 +195,10 @@ class TrainingArguments(metaclass=AcceptsOldNames):
     hub_strategy: HubStrategy | str = told("When to push.", "every_save")
     hub_token: str | None = told("The token.")
     hub_private_repo: bool | None = told("Whether the repository is private.")
-    hub_always_push: bool = told("Pushes though the last push still runs.", False)
+    hub_always_push: bool = told("Accepted: each push is waited for, and none is left out.", False)
     hub_revision: str | None = told("The branch.")
     # the rest
-    debug: str | list[str] = told("'underflow_overflow' is not built.", "")
+    debug: str | list[str] = told("'underflow_overflow' stops at the first module with NaN or infinity.", "")
     skip_memory_metrics: bool = told("False is not built: memory is not measured.", True)
     do_train: bool = told("For scripts; not read here.", False)
     do_eval: bool = told("For scripts; set where eval_strategy is.", False)
@@ -492,19 +494,16 @@ class TrainingArguments(metaclass=AcceptsOldNames):
 class Seq2SeqTrainingArguments(TrainingArguments):
     """`TrainingArguments`, with what generating in an evaluation needs."""
 
-    sortish_sampler: bool = told("Not built: write train_sampling_strategy='group_by_length'.", False)
+    sortish_sampler: bool = told("As train_sampling_strategy='group_by_length'.", False)
     predict_with_generate: bool = told("Evaluates what the model generates.", False)
     generation_max_length: int | None = told("max_length of generate in an evaluation.")
     generation_num_beams: int | None = told("num_beams of generate in an evaluation.")
     generation_config: Any = told("A GenerationConfig, or the folder of one.")
 
     def __post_init__(self) -> None:
+        if self.sortish_sampler and self.train_sampling_strategy == "random":
+            self.train_sampling_strategy = SamplingStrategy.GROUP_BY_LENGTH
         super().__post_init__()
-        if self.sortish_sampler:
-            raise ConfigError(
-                "sortish_sampler=True is not built; write train_sampling_strategy='group_by_length', which puts "
-                "samples of like length together"
-            )
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values."""

@@ -55,6 +55,7 @@ class SamplingStrategy(Choice):
     RANDOM = "random"
     SEQUENTIAL = "sequential"
     GROUP_BY_LENGTH = "group_by_length"
+    BATCH_REBALANCE = "batch_rebalance"
 
 
 class TokenCounting(Choice):

@@ -72,6 +72,71 @@ class LengthGroupedSampler(Sampler[int]):
         return iter([index for part in parts for index in part])
 
 
+class BalancedBatches(Sampler[list[int]]):
+    """Batches of like cost: the samples of one optimizer step, sorted by length and cut so that no batch costs much
+    more than another; long samples are fewer to a batch.
+
+    A batch costs its samples times the longest of them, and a part that grows with that length's square, as attention
+    does. What is too little for a whole step is left out.
+
+    Args:
+        lengths: of each sample.
+        samples: of one optimizer step, on all processes.
+        batches: of one optimizer step, on all processes.
+        seed: epoch e is shuffled by seed + e.
+    """
+
+    def __init__(self, lengths: Sequence[int], samples: int, batches: int, seed: int) -> None:
+        self.lengths, self.samples, self.batches = list(lengths), samples, batches
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is that of `epoch`."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths) // self.samples * self.batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(EpochSampler(len(self.lengths), self.seed + self.epoch))
+        for start in range(0, len(order) - self.samples + 1, self.samples):
+            step = sorted(order[start : start + self.samples], key=lambda k: self.lengths[k], reverse=True)
+            yield from sorted(self._cut(step), key=self._cost, reverse=True)
+
+    def _cost(self, batch: Sequence[int]) -> float:
+        longest = self.lengths[batch[0]]
+        return len(batch) * longest * (1 + ATTENTION_SHARE * longest)
+
+    def _cut(self, step: list[int]) -> list[list[int]]:
+        """The step in its batches, by the least bound on a batch's cost that gives no more of them."""
+        bounds = sorted({self._cost(step[i:j]) for i in range(len(step)) for j in range(i + 1, len(step) + 1)})
+        low, high = 0, len(bounds) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if len(self._within(step, bounds[middle])) <= self.batches:
+                high = middle
+            else:
+                low = middle + 1
+        parts = self._within(step, bounds[low])
+        while len(parts) < self.batches:  # one that costs much and has two samples is two
+            largest = max((part for part in parts if len(part) > 1), key=self._cost)
+            place, half = parts.index(largest), len(largest) // 2
+            parts[place : place + 1] = [largest[:half], largest[half:]]
+        return parts
+
+    def _within(self, step: list[int], bound: float) -> list[list[int]]:
+        parts: list[list[int]] = [[]]
+        for index in step:
+            if parts[-1] and self._cost([*parts[-1], index]) > bound:
+                parts.append([])
+            parts[-1].append(index)
+        return parts
+
+
+ATTENTION_SHARE = 1 / 4096
+"""At this length's inverse, attention costs as much as all that grows with the length alone."""
+
+
 def lengths_of(dataset: Any, column: str, main_input: str) -> list[int]:
     """The length of each sample: from a column, else by reading all samples once.
 

@@ -27,6 +27,7 @@ from bolide.transformers.evaluation import (
     numbers,
 )
 from bolide.transformers.loss import base_of
+from bolide.transformers.optimizers import averaged
 from bolide.transformers.state import EvalLoopOutput, EvalPrediction, PredictionOutput
 
 
@@ -59,8 +60,8 @@ class Evaluating:
     can_return_loss: bool
     compute_metrics: Any
     preprocess_logits_for_metrics: Any
-    _pass: Pass | None = None
-    _evaluated_s: float | None = None
+    _running_pass: Pass | None = None
+    _evaluated_at: int | None = None
 
     def evaluate(
         self,
@@ -129,20 +130,21 @@ class Evaluating:
         loss_only = prediction_loss_only if prediction_loss_only is not None else args.prediction_loss_only
         if not trainer.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
             self.model.to(torch.float16 if args.fp16_full_eval else torch.bfloat16)
-        outer = self._pass
-        collected = self._pass = Pass(args, loss_only, ignore_keys, "loss" in args.include_for_metrics)
+        outer = self._running_pass
+        collected = self._running_pass = Pass(args, loss_only, ignore_keys, "loss" in args.include_for_metrics)
         collected.loader = dataloader
         try:
-            with torch.no_grad():
+            with torch.no_grad(), averaged(trainer.optimizer):
                 trainer.engine.predict(trainer.adapter, dataloader, return_predictions=False)
             if collected.last is not None:
                 self._metrics_of_batch(collected, collected.last, final=True)
         finally:
-            self._pass = outer
-        self.model.train(trainer.is_in_train)
+            self._running_pass = outer
+        trainer.model_wrapped.eval()  # scripts tell by it what is logged; training goes on in train mode
+        self._evaluated_at = self.state.global_step
         loss = collected.loss.result()
         metrics = {} if loss is None else {"loss": loss}
-        metrics |= numbers(self._metrics(collected))
+        metrics |= numbers(self._metrics_of_pass(collected))
         metrics = {
             name if name.startswith(f"{metric_key_prefix}_") else f"{metric_key_prefix}_{name}": value
             for name, value in metrics.items()
@@ -154,7 +156,7 @@ class Evaluating:
     def collect(self, inputs: Any) -> None:
         """One batch of the running evaluation: the engine's prediction step."""
         trainer: Any = self
-        collected = self._pass
+        collected = self._running_pass
         assert collected is not None
         size = batch_size_of(inputs) or self.args.per_device_eval_batch_size
         loss, logits, labels = self.prediction_step(
@@ -164,11 +166,11 @@ class Evaluating:
             logits = self.preprocess_logits_for_metrics(logits, labels)
         found = (size, loss, logits, labels, self._inputs_kept(inputs))
         for one in ranks.in_order(found) if trainer.several else (found,):
-            self._keep(collected, *one)
+            self._take_in(collected, *one)
         if trainer.callback_handler.listeners("on_prediction_step"):
             trainer.tell("on_prediction_step")
 
-    def _keep(self, collected: Pass, size: int, loss: Any, logits: Any, labels: Any, kept: Any) -> None:
+    def _take_in(self, collected: Pass, size: int, loss: Any, logits: Any, labels: Any, kept: Any) -> None:
         """Takes in one batch, of this process or another."""
         collected.samples += size
         collected.loss.add(loss, size)
@@ -199,7 +201,7 @@ class Evaluating:
         if final:
             collected.metrics = dict(found)
 
-    def _metrics(self, collected: Pass) -> dict[str, Any]:
+    def _metrics_of_pass(self, collected: Pass) -> dict[str, Any]:
         if self.args.batch_eval_metrics or self.compute_metrics is None or collected.loss_only:
             return dict(collected.metrics)
         predictions, labels = collected.predictions.result(), collected.labels.result()

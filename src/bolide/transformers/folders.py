@@ -13,6 +13,7 @@ import json
 import os
 import re
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from bolide.checkpoint.digest import DamagedCheckpointError
 from bolide.checkpoint.file import read_checkpoint, write_checkpoint
 from bolide.core.errors import CheckpointError, CheckpointNotFoundError
 from bolide.core.messages import warn
-from bolide.seed import generators
+from bolide.seed import generators, states_of
 from bolide.transformers import foreign, weights
 from bolide.transformers.state import save_state
 
@@ -32,7 +33,6 @@ TRAINER_STATE_NAME = "trainer_state.json"
 OPTIMIZER_NAME = "optimizer.pt"
 SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"
-RNG_NAME = "rng_state.pth"
 OWN_STATE_NAME = "bolide_state.ckpt"
 MANIFEST_NAME = "bolide_manifest.json"
 FORMAT = 1
@@ -232,11 +232,8 @@ class FolderFormat:
             _write_torch(schedulers[0], os.path.join(part, SCHEDULER_NAME))
         if "MixedPrecision" in rest:
             _write_torch(rest["MixedPrecision"], os.path.join(part, SCALER_NAME))
-        python, numpy, cpu, cuda = generators()
-        rng = {"python": python, "numpy": numpy, "cpu": cpu}
-        if cuda is not None:
-            rng["cuda"] = cuda[0] if len(cuda) == 1 else cuda
-        _write_torch(rng, os.path.join(part, RNG_NAME))
+        for name, rng in _random_states(rest["bolide"]):
+            _write_torch(rng, os.path.join(part, name))
         rest["optimizer_states"], rest["lr_schedulers"] = [], []
         write_checkpoint(rest, os.path.join(part, OWN_STATE_NAME))
 
@@ -289,6 +286,18 @@ class FolderFormat:
     def remove_checkpoint(self, path: str) -> None:
         """Removes a folder."""
         io.remove(path)
+
+
+def _random_states(own: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The files of random states that transformers reads, and what is in each: one for each process."""
+    ranks = own.get("ranks") or []
+    several = len(ranks) > 1
+    for number, found in enumerate([states_of(rank["rng"]) for rank in ranks] if several else [generators()]):
+        python, numpy, cpu, cuda = found
+        rng = {"python": python, "numpy": numpy, "cpu": cpu}
+        if cuda is not None:
+            rng["cuda"] = cuda if several or len(cuda) > 1 else cuda[0]
+        yield foreign.random_state_name(number, several), rng
 
 
 def begin_epoch_anew(own: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ calls: folders.py.
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def checkpoint_of(folder: str, owner: Any) -> dict[str, Any]:
         reader["loader"] = {"reader": at, "taken": batch * size}
     rng, data, log = _random_state(folder, owner.args), _data(loader, reader if batch else None), Log()
     mine = {"rng": rng, "data": data, "log": log.state_dict(nn.Module()), "gradients": None}
-    world = owner.args.world_size
+    world = _saved_by(folder) or owner.args.world_size
     return {
         "epoch": progress.epoch,
         "global_step": step,
@@ -74,6 +75,19 @@ def checkpoint_of(folder: str, owner: Any) -> dict[str, Any]:
     }
 
 
+def random_state_name(rank: int, several: bool) -> str:
+    """The file of a process's random states."""
+    return f"rng_state_{rank}.pth" if several else "rng_state.pth"
+
+
+def _saved_by(folder: str) -> int | None:
+    """How many processes wrote a folder, by their random states; None where it has none."""
+    names = os.listdir(folder)
+    if random_state_name(0, False) in names:
+        return 1
+    return sum(re.fullmatch(r"rng_state_\d+\.pth", name) is not None for name in names) or None
+
+
 def _data(loader: Any, reader: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "train_generators": [generator_states(loader)],
@@ -95,7 +109,7 @@ def numpy_arrays() -> dict[str, Any]:
 
 def _random_state(folder: str, args: Any) -> dict[str, Any]:
     """The random states in a folder, as `seed.rng_state` gives them; those of now where they cannot be read."""
-    path = os.path.join(folder, "rng_state.pth" if args.world_size == 1 else f"rng_state_{args.process_index}.pth")
+    path = os.path.join(folder, random_state_name(args.process_index, args.world_size > 1))
     if not os.path.isfile(path):
         return rng_state()
     try:

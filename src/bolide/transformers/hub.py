@@ -62,7 +62,7 @@ def push_on_save(trainer: Any, folder: str) -> None:
     args, step = trainer.args, trainer.state.global_step
     if args.hub_strategy == "end" or not trainer.is_world_process_zero():
         return
-    push(trainer, folder, f"Training in progress, step {step}", args.hub_strategy == "every_save")
+    push(trainer, folder, f"Training in progress, step {step}")  # waited for: the folder may be removed soon
     if args.hub_strategy in ("checkpoint", "all_checkpoints"):
         name = trainer.hub_model_id
         where = "last-checkpoint" if args.hub_strategy == "checkpoint" else os.path.basename(folder)

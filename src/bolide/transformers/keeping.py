@@ -20,6 +20,7 @@ from bolide.core.messages import info
 from bolide.transformers import hub, ranks, state, weights
 from bolide.transformers.folders import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, rotate
 from bolide.transformers.loss import base_of
+from bolide.transformers.optimizers import averaged
 
 
 class Keeping:
@@ -38,6 +39,7 @@ class Keeping:
     hp_name: Any
     _trial: Any
     _flos_per_token: float | None
+    pushes: list[Any]
     _started_s: float | None = None
     _tokens_of_step = 0
     _ignore_keys_for_eval: list[str] | None = None
@@ -63,6 +65,10 @@ class Keeping:
         trainer.optimizer = self.lr_scheduler = None
         trainer.accelerator.free_memory()
 
+    def _load_callback_state(self) -> None:
+        """Gives callbacks back what the record of the run has kept of them."""
+        state.imported(list(self.callback_handler.callbacks), self.state.stateful_callbacks)
+
     def is_local_process_zero(self) -> bool:
         """Whether this is the first process of its machine."""
         return bool(self.args.local_process_index == 0)
@@ -86,6 +92,8 @@ class Keeping:
                 self.control.should_save = better
         if self.control.should_save:
             self.save_now()
+        if metrics is not None:
+            trainer.model_wrapped.train()
         if trainer.several:  # what callbacks asked for meanwhile
             ranks.agree(self, "the end of an evaluation or a save")
 
@@ -238,8 +246,9 @@ class Keeping:
     def save_now(self) -> str:
         """Saves a checkpoint, tells callbacks, removes what is too much; returns its folder."""
         trainer: Any = self
-        folder = self._save_checkpoint(trainer.model, self._trial)
-        trainer.tell("on_save")
+        with averaged(trainer.optimizer):
+            folder = self._save_checkpoint(trainer.model, self._trial)
+            trainer.tell("on_save")
         if self.args.push_to_hub:
             hub.push_on_save(self, folder)
         return folder
@@ -266,8 +275,10 @@ class Keeping:
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Writes the model, its configuration and the tokenizer into a folder: what `from_pretrained` reads."""
         folder = output_dir if output_dir is not None else self.args.output_dir
+        trainer: Any = self
         if self.args.should_save:
-            self._save(folder)
+            with averaged(trainer.optimizer):
+                self._save(folder)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub("Model save")
 
@@ -298,6 +309,11 @@ class Keeping:
         if self.is_world_process_zero():
             hub.make_repository(self, token)
 
+    def _finish_current_push(self) -> None:
+        """Waits for the uploads that run in the background; their errors are raised here."""
+        while self.pushes:
+            self.pushes.pop(0).result()
+
     def create_model_card(self, **facts: Any) -> None:
         """Writes README.md with what is known of the run."""
         if self.is_world_process_zero():
@@ -322,7 +338,10 @@ class Keeping:
         self.save_model(_internal_call=True)
         trainer.tell("on_push_begin")
         self.create_model_card(**facts)
-        return hub.push(self, self.args.output_dir, commit_message, blocking, token, revision)
+        pushed = hub.push(self, self.args.output_dir, commit_message, blocking, token, revision)
+        if not blocking:
+            self.pushes.append(pushed)
+        return pushed
 
 
 def counts_parameters(base: Any) -> bool:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import IterableDataset, Sampler, SequentialSampler
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from bolide.core.errors import ConfigError
 from bolide.transformers import data, optimizers, ranks, schedules
@@ -36,6 +35,7 @@ class Making:
     optimizer_cls_and_kwargs: Any
     optimizer_is_users = False
     horizon_changed = False
+    _signature_columns: list[str] | None = None
 
     # ------------------------------------------------------------------ loaders
 
@@ -60,18 +60,14 @@ class Making:
 
     def _loader(self, dataset: Any, batch_size: int, training: bool) -> Any:
         args = self.args
+        batch_size = ranks.size_here(args, batch_size)
         collate = self.data_collator
-        keep = self._columns_kept()
-        if args.remove_unused_columns and keep is not None:
-            name = type(base_of(self.model)).__name__
-            columns = getattr(dataset, "column_names", None)
-            if isinstance(columns, list) and callable(getattr(dataset, "remove_columns", None)):
-                dropped = [column for column in columns if column not in keep]
-                if dropped:
-                    data.tell_dropped(dropped, name)
-                    dataset = dataset.remove_columns(dropped)
-            else:
-                collate = data.WithoutColumns(collate, keep, name)
+        if isinstance(getattr(dataset, "column_names", None), list) and callable(
+            getattr(dataset, "remove_columns", None)
+        ):
+            dataset = self._remove_unused_columns(dataset)
+        else:
+            collate = self._get_collator_with_removed_columns(collate)
         options: dict[str, Any] = {
             "batch_size": batch_size, "collate_fn": collate, "num_workers": args.dataloader_num_workers,
             "pin_memory": args.dataloader_pin_memory and torch.cuda.is_available(),
@@ -80,36 +76,75 @@ class Making:
         if not _is_iterable(dataset):
             own: Any = self._get_train_sampler if training else self._get_eval_sampler
             takes = bool(inspect.signature(own).parameters)
-            options["sampler"] = own(dataset) if takes else own()
-            options["drop_last"] = args.dataloader_drop_last
+            sampler = own(dataset) if takes else own()
+            if isinstance(sampler, data.BalancedBatches):
+                del options["batch_size"]
+                options["batch_sampler"] = sampler
+            else:
+                options |= {"sampler": sampler, "drop_last": args.dataloader_drop_last}
         if args.dataloader_num_workers:
             options["worker_init_fn"] = data.seed_worker if training else None
             options["prefetch_factor"] = args.dataloader_prefetch_factor
             options["multiprocessing_context"] = args.dataloader_multiprocessing_context
         return ranks.over_ranks(data.Loader(dataset, **options), args, training)
 
-    def _columns_kept(self) -> Sequence[str] | None:
-        """What the model's forward takes, labels under all their names."""
-        names = list(inspect.signature(base_of(self.model).forward).parameters)
-        return list(dict.fromkeys([*names, "label", "label_ids", *self.label_names]))
+    def _set_signature_columns_if_needed(self) -> None:
+        """Finds what of a sample is kept: what the model's forward takes, labels under all their names.
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        An override sets `_signature_columns` itself.
+        """
+        if self._signature_columns is None:
+            names = list(inspect.signature(base_of(self.model).forward).parameters)
+            self._signature_columns = list(dict.fromkeys([*names, "label", "label_ids", *self.label_names]))
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        """A dataset with columns, without those that the model does not take."""
+        if not self.args.remove_unused_columns:
+            return dataset
+        self._set_signature_columns_if_needed()
+        dropped = [column for column in dataset.column_names if column not in (self._signature_columns or ())]
+        if not dropped:
+            return dataset
+        data.tell_dropped(dropped, type(base_of(self.model)).__name__)
+        return dataset.remove_columns(dropped)
+
+    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
+        """A collator that leaves out of each sample what the model does not take."""
+        if not self.args.remove_unused_columns:
+            return data_collator
+        self._set_signature_columns_if_needed()
+        return data.WithoutColumns(data_collator, self._signature_columns or (), type(base_of(self.model)).__name__)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:
         """The order of the training samples."""
         dataset = train_dataset if train_dataset is not None else self.train_dataset
         if dataset is None or _is_iterable(dataset):
             return None
         args = self.args
-        if args.train_sampling_strategy == "group_by_length":
+        seed = args.data_seed if args.data_seed is not None else args.seed
+        if args.train_sampling_strategy in ("group_by_length", "batch_rebalance"):
             main = getattr(base_of(self.model), "main_input_name", None) or "input_ids"
-            lengths = data.lengths_of(dataset, args.length_column_name, main)
-            return data.LengthGroupedSampler(self.get_total_train_batch_size(args), lengths)
+            lengths, samples = (
+                data.lengths_of(dataset, args.length_column_name, main), self.get_total_train_batch_size(args)
+            )  # fmt: skip
+            if args.train_sampling_strategy == "group_by_length":
+                return data.LengthGroupedSampler(samples, lengths)
+            return data.BalancedBatches(lengths, samples, args.gradient_accumulation_steps * args.world_size, seed)
         if args.train_sampling_strategy == "sequential":
             return SequentialSampler(dataset)
-        return data.EpochSampler(len(dataset), args.data_seed if args.data_seed is not None else args.seed)
+        if (args.accelerator_config or {}).get("use_seedable_sampler") is False:
+            return RandomSampler(dataset)
+        return data.EpochSampler(len(dataset), seed)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
         """The order of the samples of an evaluation."""
         return SequentialSampler(eval_dataset)
+
+    def get_tp_size(self) -> int:
+        """Processes that share each tensor: no model is split so."""
+        return 1
+
+    get_cp_size = get_sp_size = get_tp_size
 
     def num_examples(self, dataloader: Any) -> int:
         """How many samples a loader has."""
@@ -121,7 +156,8 @@ class Making:
     def get_total_train_batch_size(self, args: Any = None) -> int:
         """Samples of one optimizer step."""
         args = args if args is not None else self.args
-        return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
+        size = ranks.size_here(args, args.train_batch_size)
+        return int(size * args.gradient_accumulation_steps * args.world_size)
 
     def num_train_samples(self, batches: float) -> float:
         """Samples of the whole training."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from bolide.core.errors import ConfigError, MissingPackageError, NotBuiltError
+from bolide.core.errors import ConfigError, MissingPackageError
 from bolide.transformers.choices import OptimizerNames
 
 NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -96,17 +97,18 @@ def _adafactor(args: Any) -> tuple[Any, dict[str, Any]]:
     return Adafactor, {"scale_parameter": False, "relative_step": False}
 
 
-def _not_built(what: str) -> Callable[[Any], Any]:
-    def row(args: Any) -> Any:
-        raise NotBuiltError(
-            f"optim={args.optim.value!r} is not built: {what}; write optim='adamw_torch', or give "
-            "Trainer(optimizers=(optimizer, None))"
-        )
+def _schedule_free(name: str, betas: bool = True, warms_up: bool = True) -> Callable[[Any], Any]:
+    def row(args: Any) -> tuple[Any, dict[str, Any]]:
+        if importlib.util.find_spec("schedulefree") is None:
+            raise MissingPackageError(f'optim="{args.optim.value}"', "schedulefree", "schedulefree")
+        import schedulefree
+
+        options = {**(_adam(args) if betas else {}), "weight_decay": args.weight_decay}
+        return getattr(schedulefree, name), options | ({"warmup_steps": args.warmup_steps} if warms_up else {})
 
     return row
 
 
-_SCHEDULE_FREE = "schedule-free optimizers need their own mode switches"
 ROWS: dict[str, Callable[[Any], Any]] = {
     "adamw_torch": lambda args: (torch.optim.AdamW, _adam(args)),
     "adamw_torch_fused": lambda args: (torch.optim.AdamW, {**_adam(args), "fused": True}),
@@ -131,9 +133,9 @@ ROWS: dict[str, Callable[[Any], Any]] = {
     "rmsprop_bnb_8bit": _bnb("RMSprop", 8, adam=False),
     "adamw_torch_4bit": _torchao("AdamW4bit"),
     "adamw_torch_8bit": _torchao("AdamW8bit"),
-    "schedule_free_adamw": _not_built(_SCHEDULE_FREE),
-    "schedule_free_radam": _not_built(_SCHEDULE_FREE),
-    "schedule_free_sgd": _not_built(_SCHEDULE_FREE),
+    "schedule_free_adamw": _schedule_free("AdamWScheduleFree"),
+    "schedule_free_radam": _schedule_free("RAdamScheduleFree", warms_up=False),
+    "schedule_free_sgd": _schedule_free("SGDScheduleFree", betas=False),
 }
 assert set(ROWS) == {name.value for name in OptimizerNames}
 
@@ -142,12 +144,31 @@ def optimizer_class(args: Any) -> tuple[Any, dict[str, Any]]:
     """The optimizer's class and its arguments, learning rate and `optim_args` among them.
 
     Raises:
-        NotBuiltError: a name that is known and not there.
         MissingPackageError: its package is not installed.
     """
     kind, options = ROWS[str(args.optim.value)](args)
     more = {key: _number(value) for key, value in parsed(args.optim_args).items()}
     return kind, {"lr": args.learning_rate, **options, **more}
+
+
+@contextmanager
+def averaged(optimizer: Any) -> Iterator[None]:
+    """While this is open, the weights of a schedule-free optimizer are those to evaluate and to save; others have one
+    kind of weights only.
+    """
+    trains = switches(optimizer) and optimizer.param_groups[0]["train_mode"]
+    if trains:
+        optimizer.eval()
+    try:
+        yield
+    finally:
+        if trains:
+            optimizer.train()
+
+
+def switches(optimizer: Any) -> bool:
+    """Whether an optimizer has weights to train with and others to evaluate: `train()` and `eval()` go between them."""
+    return "train_mode" in getattr(optimizer, "param_groups", [{}])[0]
 
 
 def decaying(model: nn.Module) -> list[str]:

@@ -141,6 +141,22 @@ def summed(args: Any, number: float) -> float:
 # ---------------------------------------------------------------------- loaders
 
 
+def size_here(args: Any, batch_size: int) -> int:
+    """Samples of this rank's batch: with split_batches the size that was asked for is that of all ranks.
+
+    Raises:
+        ConfigError: it does not divide.
+    """
+    if args.world_size == 1 or not (args.accelerator_config or {}).get("split_batches"):
+        return batch_size
+    if batch_size % args.world_size:
+        raise ConfigError(
+            f"accelerator_config={{'split_batches': True}}: a batch of {batch_size} cannot be split evenly over "
+            f"{args.world_size} processes; write a per-device batch size that divides by {args.world_size}"
+        )
+    return int(batch_size // args.world_size)
+
+
 class Running:
     """The share of the evaluation's batch that runs now: 0 where it only keeps this rank with the others."""
 
@@ -171,11 +187,13 @@ def noted(loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
 class Turns:
     """Every W-th batch of a loader that has no index, such as a stream: each rank reads all, and takes its own.
 
+    Or, where batches are `sent`, the first rank alone reads.
+
     Where the last round is short, a rank without a batch is given the first one's, with a share of nothing.
     """
 
-    def __init__(self, loader: Any, part: Part) -> None:
-        self.loader, self.part = loader, part
+    def __init__(self, loader: Any, part: Part, sent: bool = False) -> None:
+        self.loader, self.part, self.sent = loader, part, sent
         self.shares: dict[int, float] = {}
         self.dataset = getattr(loader, "dataset", None)
 
@@ -189,15 +207,19 @@ class Turns:
     def _mine(self) -> Iterator[Any]:
         part = self.part
         self.shares = shares = {}
-        batches = iter(self.loader)
+        batches = iter(self.loader) if part.rank == 0 or not self.sent else iter(())
         number = 0
-        while turn := list(islice(batches, part.size)):
-            if number == 0:
+        while turn := self._turn(batches):
+            if number == 0 and not self.sent:
                 check_alike(self.loader, turn[0])
             if part.rank >= len(turn):
                 shares[number] = 0.0
             yield turn[part.rank if part.rank < len(turn) else 0]
             number += 1
+
+    def _turn(self, batches: Iterator[Any]) -> list[Any]:
+        turn = list(islice(batches, self.part.size))
+        return collectives.broadcast(plain(turn)) if self.sent else turn
 
 
 class SizedTurns(Turns):
@@ -235,6 +257,8 @@ def over_ranks(loader: Any, args: Any, training: bool) -> Any:
     if args.world_size == 1 or isinstance(loader, (Turns, Noted)):
         return loader
     part = Part(args.process_index, args.world_size, True)
+    if (args.accelerator_config or {}).get("dispatch_batches") and not _is_split(loader):
+        return (SizedTurns if _sized(loader) else Turns)(loader, part, sent=True)
     if not isinstance(loader, DataLoader) or (not splits(loader) and not _is_split(loader)):
         return (SizedTurns if _sized(loader) else Turns)(loader, part)
     if not splits(loader):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from bolide.core.errors import did_you_mean
 from bolide.transformers.choices import (
     Choice,
     HubStrategy,
@@ -50,13 +51,19 @@ NUMBERS: dict[str, type] = {
 }  # fmt: skip
 """Settings that a configuration file may give as text ("5e-5" is text in YAML)."""
 
+NOT_BUILT_OPTIMIZERS = (
+    "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise", "galore_adamw_8bit_layerwise",
+    "galore_adafactor_layerwise", "apollo_adamw", "apollo_adamw_layerwise", "lomo", "adalomo", "grokadamw",
+    "stable_adamw", "adamw_anyprecision", "adamw_torch_xla", "adamw_torch_npu_fused",
+)  # fmt: skip
+"""Optimizers that transformers knows by name, and Bolide does not."""
+
 NOT_BUILT: dict[str, str] = {
     "optim_target_modules": "GaLore and APOLLO are not built; leave it out",
     "use_liger_kernel": "Liger kernels are not built in; apply them to the model yourself, and leave it out",
     "parallelism_config": "tensor and context parallelism are not built for this door; leave it out",
     "fsdp": "sharding is not built for this door; leave it out",
     "deepspeed": "DeepSpeed is not built for this door; leave it out",
-    "hub_always_push": "pushes run one after the other; leave it out",
     "eval_use_gather_object": "it is not built; leave it out",
 }
 """Settings that ask for what is not there, and what to do instead."""
@@ -70,8 +77,15 @@ def converted(args: Any) -> list[str]:
     for name, kind in CHOICES.items():
         value = getattr(args, name)
         value = "no" if value is None or value is False else value
+        word = str(getattr(value, "value", value))
+        if name == "optim" and word in NOT_BUILT_OPTIMIZERS:
+            wrong.append(
+                f"optim={word!r} is not built; write optim='adamw_torch', or give its optimizer as "
+                "Trainer(optimizers=(optimizer, None)) or optimizer_cls_and_kwargs=(class, arguments)"
+            )
+            continue
         try:
-            setattr(args, name, kind(str(getattr(value, "value", value))))
+            setattr(args, name, kind(word))
         except ValueError as error:
             wrong.append(f"{name}={value!r} {error}")
     for name, number in NUMBERS.items():
@@ -252,7 +266,8 @@ def _not_built(a: Any) -> Iterator[str]:
         if value not in (None, False, "", [], ()):
             yield f"{name}={value!r}: {text}"
     for word in a.debug:
-        yield f"debug={word!r} is not built; leave it out (detect_anomaly of the first door finds what makes a NaN)"
+        if word != "underflow_overflow":
+            yield f"debug={word!r} is not built; there is 'underflow_overflow'"
     if not a.skip_memory_metrics:
         yield "skip_memory_metrics=False: memory is not measured; leave it out"
     if not a.dataloader_in_order:
@@ -260,8 +275,19 @@ def _not_built(a: Any) -> Iterator[str]:
     config = a.accelerator_config
     if isinstance(config, dict):
         for key, value in config.items():
-            if key in ("split_batches", "dispatch_batches") and value:
-                yield f"accelerator_config={{{key!r}: {value!r}}} is not built; leave it out"
+            if key not in ACCELERATOR_CONFIG:
+                yield f"accelerator_config has no {key!r}." + did_you_mean(key, ACCELERATOR_CONFIG)
+            elif key in ACCELERATOR_REFUSED and value:
+                yield f"accelerator_config={{{key!r}: {value!r}}}: {ACCELERATOR_REFUSED[key]}"
 
+
+ACCELERATOR_CONFIG = (
+    "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking",
+    "gradient_accumulation_kwargs", "use_configured_state",
+)  # fmt: skip
+ACCELERATOR_REFUSED = {
+    "gradient_accumulation_kwargs": "write gradient_accumulation_steps=... in its place",
+    "use_configured_state": "there is no state of Accelerate; leave it out",
+}
 
 RULES: tuple[Rule, ...] = (_bounds, _intervals, _precision, _best, _loading, _names, _activations, _not_built)

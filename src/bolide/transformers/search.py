@@ -7,21 +7,27 @@ owns the study. Who calls: Trainer.hyperparameter_search.
 from __future__ import annotations
 
 import copy
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from bolide import collectives
 from bolide.checkpoint import io
 from bolide.core.errors import ConfigError
 from bolide.core.messages import warn
 from bolide.transformers.folders import checkpoints_in
 from bolide.transformers.state import BestRun, TrainerCallback
 from bolide.tuner.study import BACKENDS, Settings, Space, run_study
-from bolide.tuner.trial import Trial
+from bolide.tuner.together import run_together
+from bolide.tuner.trial import PrunedError, Trial
 
 CLOCKS = ("_runtime", "_per_second", "_model_preparation_time")
-KNOWN = ("storage", "sampler", "pruner", "study_name", "timeout", "n_jobs", "progress_bar", "seed", "max_failures")
+KNOWN = (
+    "storage", "sampler", "pruner", "study_name", "load_if_exists", "timeout", "n_jobs", "progress_bar",
+    "show_progress_bar", "gc_after_trial", "catch", "seed", "max_failures",
+)  # fmt: skip
 
 
 def default_space(trial: Any) -> dict[str, Any]:
@@ -67,7 +73,8 @@ def hyperparameter_search(
 ) -> BestRun | list[BestRun]:
     """Runs a search; arguments are those of Trainer.hyperparameter_search.
 
-    Afterwards the trainer's arguments are what they were before.
+    Afterwards the trainer's arguments are what they were before. Within several processes all of them call it, and
+    train each trial together: the first one has the study, and all get the best run.
 
     Raises:
         ConfigError: lists everything that is wrong.
@@ -83,6 +90,13 @@ def hyperparameter_search(
     backend = getattr(backend, "value", backend) or "optuna"
     if backend not in BACKENDS:
         wrong.append(f"backend={backend!r} must be one of {', '.join(BACKENDS)}")
+    catch = options.get("catch") or ()
+    wrong += [f"catch={catch!r} must be a class of errors, or a tuple of them" for one in _each(catch)
+              if not (isinstance(one, type) and issubclass(one, Exception))]  # fmt: skip
+    if catch and trainer.several:
+        wrong.append("catch: an error in one process leaves the others waiting; start the script as one process")
+    if options.get("load_if_exists") is False:
+        wrong.append("load_if_exists=False: a study that is in the storage goes on; write another study_name")
     if wrong:
         raise ConfigError(wrong)
     objective = compute_objective or default_objective
@@ -91,9 +105,12 @@ def hyperparameter_search(
         name=options.get("study_name") or "bolide", sampler=options.get("sampler") or "tpe",
         pruner=options.get("pruner", "median"), seed=options.get("seed", trainer.args.seed),
         timeout_s=options.get("timeout"), n_jobs=options.get("n_jobs", 1),
-        progress_bar=options.get("progress_bar", not trainer.args.disable_tqdm), backend=backend,
-        folder=os.path.join(trainer.args.output_dir or "search", "ray"), max_failures=options.get("max_failures", 2),
+        progress_bar=options.get("progress_bar", options.get("show_progress_bar", not trainer.args.disable_tqdm)),
+        backend=backend, folder=os.path.join(trainer.args.output_dir or "search", "ray"),
+        max_failures=options.get("max_failures", 2),
     )  # fmt: skip
+
+    collects_garbage = bool(options.get("gc_after_trial"))
 
     def train(trial: Trial) -> Any:
         with as_trial(trainer, trial, hp_name):
@@ -104,6 +121,11 @@ def hyperparameter_search(
                 if reports.metrics is None or trainer.args.eval_strategy == "no":
                     reports.metrics = trainer.evaluate()
                 return objective(dict(reports.metrics))
+            except PrunedError:
+                raise
+            except _each(catch) as error:
+                warn(f"Trial {trial.number} is given up: {type(error).__name__}: {error}")
+                raise PrunedError from error
             finally:
                 trainer.remove_callback(reports)
                 folder = trainer.state.best_model_checkpoint or next(
@@ -113,20 +135,30 @@ def hyperparameter_search(
                     "metrics": reports.metrics, "history": trainer.state.log_history,
                     "checkpoint": os.fspath(folder) if folder else None,
                 }  # fmt: skip
+                if collects_garbage:
+                    gc.collect()
 
-    study = run_study(train, hp_space or default_space, settings)
+    study = (run_together if trainer.several else run_study)(train, hp_space or default_space, settings)
 
-    def run_of(found: Any) -> BestRun:
-        kept = found.user_attrs
-        value = found.values[0] if len(directions) == 1 else list(found.values)
-        return BestRun(
-            str(kept["index"]), value, dict(kept["settings"]), study, kept["metrics"], kept["history"],
-            kept["checkpoint"],
-        )  # fmt: skip
+    def best_runs() -> list[BestRun]:
+        assert study is not None
+        return [_run_of(found) for found in (study.pareto() if len(directions) > 1 else [study.best()])]
 
-    if len(directions) > 1:
-        return [run_of(found) for found in study.pareto()]
-    return run_of(study.best())
+    runs = [run._replace(run_summary=study) for run in collectives.on_rank_zero(best_runs)]
+    return runs if len(directions) > 1 else runs[0]
+
+
+def _run_of(found: Any) -> BestRun:
+    """A trial of the study as a run, without the study."""
+    kept, values = found.user_attrs, found.values
+    return BestRun(
+        str(kept["index"]), values[0] if len(values) == 1 else list(values), dict(kept["settings"]), None,
+        kept["metrics"], kept["history"], kept["checkpoint"],
+    )  # fmt: skip
+
+
+def _each(catch: Any) -> tuple[Any, ...]:
+    return tuple(catch) if isinstance(catch, (tuple, list)) else (catch,)
 
 
 def _place_of(trainer: Any, trial: Trial) -> bool | None:

@@ -21,7 +21,8 @@ from bolide.core.messages import info, warn
 from bolide.transformers import ranks
 from bolide.transformers.callbacks import refuse_unknown
 from bolide.transformers.data import default_data_collator
-from bolide.transformers.loss import base_of
+from bolide.transformers.loss import LabelSmoother, base_of
+from bolide.transformers.overflow import Watch
 from bolide.transformers.schedules import Schedule
 from bolide.transformers.state import has_transformers
 from bolide.transformers.weights import is_peft, unwrapped
@@ -162,6 +163,20 @@ def collator_for(processing_class: Any) -> Any:
 # ---------------------------------------------------------------------- what is arranged
 
 
+def label_smoother(args: Any, model: Any) -> LabelSmoother | None:
+    """What smooths the labels of the loss; None where nothing does, as with labels of which several may hold."""
+    if not args.label_smoothing_factor:
+        return None
+    config = getattr(base_of(model), "config", None)
+    if getattr(config, "problem_type", None) == "multi_label_classification":
+        warn(
+            f"label_smoothing_factor={args.label_smoothing_factor}: this model tells for each label whether it holds "
+            "(multi_label_classification), which is not smoothed; its own loss is taken."
+        )
+        return None
+    return LabelSmoother(args.label_smoothing_factor)
+
+
 def refuse_without_activation_checkpointing(args: Any, model: Any) -> None:
     """Raises where activations cannot be recomputed as asked.
 
@@ -192,11 +207,7 @@ def prepare_model(trainer: Any) -> None:
     if args.tf32 is not None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
     if args.checkpoints_activations:
-        options = args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs
-        if hasattr(model, "gradient_checkpointing_enable"):
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-        else:
-            model.activation_checkpointing_enable(**(options or {}))
+        switch_on_checkpointing(model, args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs)
     config: Any = getattr(base_of(model), "config", None)
     if hasattr(config, "use_cache") and not args.use_cache:
         config.use_cache = False
@@ -205,6 +216,21 @@ def prepare_model(trainer: Any) -> None:
         trainer.model_wrapped = torch.compile(
             model, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode
         )
+
+
+def switch_on_checkpointing(model: Any, options: dict[str, Any] | None) -> None:
+    """Has a model recompute its activations, by the switch of today where it has it, else by the older one."""
+    switch = getattr(model, "activation_checkpointing_enable", None)
+    if switch is None:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        return
+    known, given = parameters_of(switch), options or {}
+    own = {name: value for name, value in given.items() if name in known}  # which layers; the rest is torch's
+    if "activation_checkpointing_kwargs" in known and len(own) < len(given):
+        own["activation_checkpointing_kwargs"] = {name: value for name, value in given.items() if name not in known}
+        switch(**own)
+    else:
+        switch(**given)
 
 
 def align_tokens(processing_class: Any, config: Any) -> None:
@@ -220,6 +246,20 @@ def align_tokens(processing_class: Any, config: Any) -> None:
             setattr(config, name, value)
     if changed:
         info(f"The model's configuration takes the tokenizer's special tokens: {', '.join(changed)}.")
+
+
+def add_hooks(args: Any, model: Any) -> Callable[[], None]:
+    """The hooks of a run: noise on embeddings, the watch for what is not finite; returns what takes them away again."""
+    remove_noise = add_neftune(args, model)
+    if "underflow_overflow" not in args.debug:
+        return remove_noise
+    watch = Watch(base_of(model))
+
+    def remove() -> None:
+        watch.remove()
+        remove_noise()
+
+    return remove
 
 
 def add_neftune(args: Any, model: Any) -> Callable[[], None]:

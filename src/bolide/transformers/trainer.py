@@ -1,12 +1,12 @@
 """`Trainer`: the second door. Its constructor, `train`, and the override points of a step.
 
 Owns what a script of transformers touches; the training itself is the engine's, through adapter.py. Loaders and
-optimizers are in making.py, evaluation in evaluating.py, saving and logging in keeping.py.
+optimizers are in making.py, evaluation in evaluating.py, saving and logging in keeping.py, what trains more than once
+in repeating.py.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import sys
@@ -22,7 +22,7 @@ from bolide import collectives
 from bolide.core.errors import ConfigError, UserCodeError
 from bolide.core.messages import info, warn
 from bolide.data.loaders import length_of, set_epoch
-from bolide.seed import generators, seed_everything, set_generators
+from bolide.seed import seed_everything
 from bolide.trainer.trainer import Trainer as Engine
 from bolide.transformers import callbacks as flow
 from bolide.transformers import loss as losses
@@ -36,12 +36,14 @@ from bolide.transformers.folders import FolderFormat, get_last_checkpoint, rotat
 from bolide.transformers.keeping import Keeping, counts_parameters
 from bolide.transformers.losses import LossRecord
 from bolide.transformers.making import Making
+from bolide.transformers.optimizers import switches
+from bolide.transformers.repeating import Repeating
 
 Dataset = Any
 NOTHING = nullcontext()
 
 
-class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
+class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
     """Trains and evaluates a model on datasets, as TrainingArguments say.
 
     Args:
@@ -118,8 +120,9 @@ class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        self.label_smoother = losses.LabelSmoother(args.label_smoothing_factor) if args.label_smoothing_factor else None
+        self.label_smoother = setup.label_smoother(args, self.model)
         self.hub_model_id: str | None = None
+        self.pushes: list[Any] = []
         self.current_flos = 0.0
         self.losses = LossRecord(args.logging_nan_inf_filter)
         self.is_last_of_step = True
@@ -247,6 +250,11 @@ class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
         return self.args.train_batch_size
 
     @property
+    def neftune_noise_alpha(self) -> float | None:
+        """The strength of the noise on embeddings."""
+        return self.args.neftune_noise_alpha
+
+    @property
     def place_model_on_device(self) -> bool:
         """Whether the model is moved to the device."""
         return self.args.place_model_on_device
@@ -303,31 +311,6 @@ class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
         finally:
             self.is_in_train = False
 
-    def _train_with_smaller_batches(self, resume: Any) -> state.TrainOutput:
-        """Starts again from the first weights, with 0.9 times the batch, until memory suffices."""
-        first = copy.deepcopy({name: value.detach().cpu() for name, value in self.model.state_dict().items()})
-        given, states = self.optimizer, generators()
-        while True:
-            try:
-                return self._train_once(resume)
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                text = str(error).lower()
-                size = int(self.args.per_device_train_batch_size * 0.9)
-                if not any(word in text for word in ("out of memory", "can't allocate memory")) or size < 1:
-                    raise
-                if given is not None:
-                    raise ConfigError(
-                        "auto_find_batch_size=True makes a new optimizer for each try; leave optimizers=(...) out"
-                    ) from error
-            info(f"Memory did not suffice; training starts again with per_device_train_batch_size={size}.")
-            self.args.per_device_train_batch_size = size
-            self.optimizer = self.lr_scheduler = None
-            self._engine = None
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
-            self.model.load_state_dict(first)
-            set_generators(states)
-
     def _train_once(self, resume: Any) -> state.TrainOutput:
         args = self.args
         if self.model_init is not None:
@@ -351,17 +334,18 @@ class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
         if folder is not None:
             self._take_state(folder)
         self._steps_before = self.state.global_step
+        self._evaluated_at = None
         self.control.should_training_stop = False
         self.losses = LossRecord(args.logging_nan_inf_filter)
         self.losses.over_ranks = self.several
         self._engine = self._new_engine()
         self.model.train()
-        remove_noise = setup.add_neftune(args, self.model)
+        remove_hooks = setup.add_hooks(args, self.model)
         try:
             if self.state.max_steps > 0:
                 self._engine.fit(self.adapter, self._engine_loader, ckpt_path=folder)
         finally:
-            remove_noise()
+            remove_hooks()
         return self._finish(started_s, batches)
 
     def _count_steps(self, batches: float) -> None:
@@ -428,7 +412,8 @@ class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
         if best is not None and not os.path.isdir(best):
             warn(f"The best checkpoint so far, {best!r}, is not there any more; the next best one takes its place.")
             run.best_model_checkpoint = None
-        state.imported(self.callback_handler.callbacks, saved.get("stateful_callbacks"))
+        run.stateful_callbacks = saved.get("stateful_callbacks")
+        self._load_callback_state()
         if changed:
             info(f"Settings that changed since {folder} and hold from here on: {', '.join(changed)}.")
 
@@ -447,17 +432,20 @@ class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
         set_epoch(self._engine_loader, progress.epoch)
         if resumed is not None:
             self.losses.load_state_dict(resumed["losses"])
-            self.losses.total, self.losses.total_steps = 0.0, 0
+            self.losses.count_from_here()
             self.control.should_epoch_stop = resumed["stop_epoch"]
             if resumed["stop_epoch"]:
                 self.adapter.end_epoch()
             self.control.should_training_stop = resumed["stop"] and resumed["max_steps"] == self.state.max_steps
         if progress.step:
             setup.use_learning_rate(self)
+        if switches(self.optimizer):
+            self.optimizer.train()
         self._tell_callbacks_of()
         self.tell("on_train_begin")
         if self.args.eval_on_start and progress.step == 0:
             self._evaluate(self._ignore_keys_for_eval, skip_scheduler=True)
+            self.model_wrapped.train()
 
     def _finish(self, started_s: float, batches: float) -> state.TrainOutput:
         """What follows the last step: the run's figures, the best model, the last event."""
@@ -465,6 +453,8 @@ class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
         done = run.global_step - self._steps_before
         mean = self.losses.mean()
         self.losses.take()
+        if switches(self.optimizer):
+            self.optimizer.eval()
         if args.load_best_model_at_end and run.best_model_checkpoint is not None:
             self._load_best_model()
         samples = self.num_train_samples(batches) * done / max(1, run.max_steps)
@@ -474,12 +464,15 @@ class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
         figures["train_loss"] = mean
         figures = ranks.of_first(args, figures)
         self.is_in_train = False
+        if self._evaluated_at == run.global_step:
+            self.model_wrapped.eval()  # as the last evaluation left it
         self.log(figures)
         if args.should_save and args.save_strategy != "no":
             best = run.best_model_checkpoint if args.load_best_model_at_end else None
             rotate(self._run_dir(), args.save_total_limit, best, final=True)
         self.tell("on_train_end")
         if args.push_to_hub:
+            self._finish_current_push()
             self.push_to_hub()
         return state.TrainOutput(run.global_step, mean, figures)
 
@@ -601,43 +594,6 @@ class Trainer(Making, Evaluating, Keeping, ranks.SharedStep):
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
         """The context of the run's precision."""
         return self.accelerator.autocast()
-
-    # ------------------------------------------------------------------ search
-
-    def hyperparameter_search(
-        self,
-        hp_space: Callable[[Any], dict[str, Any]] | dict[str, Any] | None = None,
-        compute_objective: Callable[[dict[str, float]], Any] | None = None,
-        n_trials: int = 20,
-        direction: str | list[str] = "minimize",
-        backend: str | None = None,
-        hp_name: Callable[[Any], str] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Trains again and again with other settings, and returns the best run; see bolide.transformers.search.
-
-        Args:
-            hp_space: (trial) -> settings by name; or a dictionary of lists, for a grid or a random choice of them.
-            compute_objective: (metrics) -> the value to compare, or several.
-            n_trials: how many.
-            direction: "minimize" or "maximize", or a list of them, one for each objective.
-            backend: "optuna" or "ray".
-            hp_name: (trial) -> the name of its folder.
-            kwargs: storage, sampler, pruner, study_name, timeout, n_jobs, progress_bar, seed, max_failures.
-
-        Returns:
-            A BestRun, or the list of those on the Pareto front for several directions.
-        """
-        import bolide.transformers as door
-
-        if self.several:
-            raise ConfigError(
-                "hyperparameter_search within several processes is not built: start the script as one process, and "
-                "write hyperparameter_search(n_jobs=...) for trials side by side"
-            )
-        return door.search.hyperparameter_search(
-            self, hp_space, compute_objective, n_trials, direction, backend, hp_name, **kwargs
-        )
 
 
 def args_compile(args: TrainingArguments) -> bool:

@@ -94,6 +94,14 @@ def grid_of(space: Space) -> list[dict[str, Any]]:
     return [dict(zip(space, point, strict=True)) for point in itertools.product(*space.values())]
 
 
+def points_of(space: Space, settings: Settings) -> tuple[list[dict[str, Any]] | None, int]:
+    """The points of a grid, if it is one, and how many trials there are in all."""
+    if settings.sampler != "grid":
+        return None, settings.n_trials
+    grid = grid_of(space)
+    return grid, min(settings.n_trials, len(grid))
+
+
 # ---------------------------------------------------------------------- the study
 
 
@@ -227,8 +235,7 @@ def run_study(train: Train, space: Space, settings: Settings) -> Study:
         raise ConfigError(wrong)
     optuna = require_optuna()
     began_s = time.monotonic()
-    grid = grid_of(space) if settings.sampler == "grid" else None
-    total = min(settings.n_trials, len(grid)) if grid is not None else settings.n_trials
+    grid, total = points_of(space, settings)
     here = settings.n_jobs == 1 and settings.backend == "optuna"
     if settings.backend == "ray":
         require_ray('backend="ray"')
@@ -249,7 +256,7 @@ def run_study(train: Train, space: Space, settings: Settings) -> Study:
                 if _late(settings, began_s):
                     break
                 _one_trial(optuna, study, train, space, settings, grid, index)
-                bar.set_postfix_str(_best_text(study))
+                bar.set_postfix_str(best_so_far(study))
                 bar.update()
     return Study(study, time.monotonic() - began_s)
 
@@ -358,7 +365,8 @@ def _keep(ask: Any, trial: Trial) -> None:
         ask.set_user_attr(name, result)
 
 
-def _best_text(study: Any) -> str:
+def best_so_far(study: Any) -> str:
+    """What a bar shows of a study of optuna's."""
     try:
         if len(study.directions) > 1:
             return f"{len(study.best_trials)} on the Pareto front"
@@ -405,7 +413,7 @@ class Keeper:
             self.study.tell(ask, state=self.optuna.trial.TrialState.PRUNED)
         else:
             _end(self.optuna, self.study, ask, value)
-        self.bar.set_postfix_str(_best_text(self.study))
+        self.bar.set_postfix_str(best_so_far(self.study))
         self.bar.update()
 
 
