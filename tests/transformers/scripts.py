@@ -215,7 +215,7 @@ def callbacks(door, out):
                   "on_init_end"):  # fmt: skip
 
         def hear(self, args, state, control, event=event, **kwargs):
-            heard.append((event, state.global_step))
+            heard.append((event, state.global_step, control.should_log, control.should_evaluate, control.should_save))
 
         setattr(Recorder, event, hear)
     args = arguments(door, out, per_device_train_batch_size=2, gradient_accumulation_steps=2)

@@ -90,14 +90,13 @@ def run(door: Any, given: dict[str, Any], out: str) -> dict[str, Any]:
     )  # fmt: skip
     trainer.train()
     weights = {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
-    log = [
-        {k: v for k, v in line.items() if not any(word in k for word in CLOCKS)} for line in trainer.state.log_history
-    ]
     folders = sorted(name for name in os.listdir(out) if name.startswith("check")) if os.path.isdir(out) else []
     state = trainer.state
-    return {"weights": weights, "log": state.log_history, "folders": folders, "steps": state.global_step, "best": state.best_metric,
-            "tokens": state.num_input_tokens_seen, "training": trainer.model.training,
-            "operations": state.total_flos}  # fmt: skip
+    return {
+        "weights": weights, "log": state.log_history, "folders": folders, "steps": state.global_step,
+        "best": state.best_metric, "tokens": state.num_input_tokens_seen, "training": trainer.model.training,
+        "operations": state.total_flos,
+    }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")

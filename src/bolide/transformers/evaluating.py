@@ -93,6 +93,7 @@ class Evaluating:
         )
         metrics = ranks.of_first(self.args, self._with_speed(output, metric_key_prefix, started_s))
         trainer.log(metrics)
+        self.control.should_evaluate = False
         trainer.tell("on_evaluate", metrics=metrics)
         return metrics
 

@@ -162,6 +162,7 @@ class Keeping:
                 logs["train_tokens_per_second"] = round(run.num_input_tokens_seen / max(seconds, 1e-9), 3)
         run.log_history.append({**logs, "step": run.global_step})
         trainer: Any = self
+        self.control.should_log = False
         trainer.tell("on_log", logs=logs)
 
     def count_work(self, inputs: Any) -> None:
@@ -248,6 +249,7 @@ class Keeping:
         trainer: Any = self
         with averaged(trainer.optimizer):
             folder = self._save_checkpoint(trainer.model, self._trial)
+            self.control.should_save = False
             trainer.tell("on_save")
         if self.args.push_to_hub:
             hub.push_on_save(self, folder)
