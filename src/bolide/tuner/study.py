@@ -235,9 +235,14 @@ def run_study(train: Train, space: Space, settings: Settings) -> Study:
         from bolide.tuner.on_ray import run_on_ray
 
         keeper = Keeper(space, settings, grid, total)
-        with keeper.bar:
-            count = len(keeper.missing)
-            run_on_ray(train, keeper, count, settings.n_jobs, settings.folder, settings.max_failures)
+        count = len(keeper.missing)
+        with _bar(settings, total, count) as bar:
+
+            def show() -> None:
+                bar.set_postfix_str(best_so_far(keeper.study))
+                bar.update()
+
+            run_on_ray(train, keeper, show, count, settings.n_jobs, settings.folder, settings.max_failures)
     elif settings.n_jobs > 1:
         _side_by_side(train, space, settings, grid, total)
     study = _open(optuna, settings)
@@ -249,7 +254,7 @@ def run_study(train: Train, space: Space, settings: Settings) -> Study:
                 if _late(settings, began_s):
                     break
                 _one_trial(optuna, study, train, space, settings, grid, index)
-                bar.set_postfix_str(_best_text(study))
+                bar.set_postfix_str(best_so_far(study))
                 bar.update()
     return Study(study, time.monotonic() - began_s)
 
@@ -358,7 +363,8 @@ def _keep(ask: Any, trial: Trial) -> None:
         ask.set_user_attr(name, result)
 
 
-def _best_text(study: Any) -> str:
+def best_so_far(study: Any) -> str:
+    """What a bar shows of a study of optuna's."""
     try:
         if len(study.directions) > 1:
             return f"{len(study.best_trials)} on the Pareto front"
@@ -379,7 +385,6 @@ class Keeper:
         self.study = _open(self.optuna, settings)
         _forget_interrupted(self.optuna, self.study)
         self.missing = Study(self.study).missing(total)
-        self.bar = _bar(settings, total, len(self.missing))
         self.began_s = time.monotonic()
         self.running: dict[int, tuple[Any, Trial]] = {}
 
@@ -405,8 +410,6 @@ class Keeper:
             self.study.tell(ask, state=self.optuna.trial.TrialState.PRUNED)
         else:
             _end(self.optuna, self.study, ask, value)
-        self.bar.set_postfix_str(_best_text(self.study))
-        self.bar.update()
 
 
 def _side_by_side(train: Train, space: Space, settings: Settings, grid: Any, total: int) -> None:
