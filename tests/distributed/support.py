@@ -115,6 +115,14 @@ def start_script(folder: Path, body: str, *arguments: str, launcher: list[str] |
     )  # fmt: skip
 
 
+def run_pytest(path: Path, timeout_s: float) -> None:
+    """Runs the tests of a file in a process of their own, and fails with what it says where one of them does."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
 PREAMBLE = """\
 import os, signal, sys, time
 import torch

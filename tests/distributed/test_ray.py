@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-import bolide as pl
 from bolide.cli.main import main
 from bolide.core.errors import ConfigError, MissingPackageError
 from bolide.launch import ray as on_ray
 from bolide.launch.detect import detect
 from bolide.launch.environments import restart_count
 from bolide.launch.script import how_to_start
-from tests.distributed.support import Net, batches, run_script, trainer
+from tests.distributed.support import Net, batches, run_pytest, run_script, trainer
 
 has_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 WITHIN_S = 280.0
-"""Ray starts nine processes for two workers: some 20 s on two idle cores, more on busy ones."""
+"""Ray starts several processes for two workers: some 20 s on two idle cores, more on busy ones."""
 
 
 # ---------------------------------------------------------------------- without a cluster
@@ -152,64 +150,12 @@ def test_a_killed_worker_costs_no_bit(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "killed/logs/lightning_logs").iterdir()] == ["version_0"]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: Any) -> Any:
-    """One Ray for the tests below, whose workers find these tests."""
-    ray = pytest.importorskip("ray")
-    root = Path(__file__).parents[2]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(root / "src")]))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.chdir(tmp_path_factory.mktemp("ray"))
-        ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="WARNING")
-        try:
-            yield ray
-        finally:
-            ray.shutdown()
-
-
-class Logged(Net):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = self.loss(batch)
-        self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
-        return loss
-
-
+@has_ray
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_fit_brings_weights_metrics_and_the_checkpoint_back(cluster: Any, tmp_path: Path) -> None:
-    module = Logged()
-    quiet = {"accelerator": "cpu", "max_epochs": 2, "enable_progress_bar": False, "enable_model_summary": False,
-             "num_sanity_val_steps": 0}  # fmt: skip
-    done = on_ray.fit(
-        module, lambda: batches(32, 4), trainer=quiet, num_workers=2, cpus_per_worker=0.5,
-        storage_path=tmp_path / "runs", name="one",
-    )  # fmt: skip
-    alone = Logged()
-    one = trainer(1)
-    one.fit(alone, batches(32, 8))
-    assert torch.allclose(module.weights, alone.weights, atol=1e-6)
-    assert done.metrics["loss"] == pytest.approx(float(one.callback_metrics["loss"]), abs=1e-6)
-    assert (done.global_step, done.restarts) == (8, 0)
-    assert done.checkpoint is not None and done.checkpoint.startswith(str(tmp_path / "runs/one"))
-    kept = torch.load(done.checkpoint, weights_only=True)["state_dict"]
-    assert all(torch.equal(kept[name], value) for name, value in module.state_dict().items())
-    with pytest.raises(ConfigError, match="address"):
-        on_ray.run(print, address="auto")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_an_error_names_its_rank(cluster: Any) -> None:
-    from bolide.launch.processes import RankError
-
-    def train() -> None:
-        if pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False).global_rank == 0:
-            raise ValueError("what is wrong")
-
-    with pytest.raises(RankError, match="what is wrong") as told:
-        on_ray.run(train, num_workers=1, cpus_per_worker=0.5)
-    assert told.value.rank == 0
+@pytest.mark.timeout(900)
+def test_fit_and_run() -> None:
+    # in a process of its own: one that has held Ray has threads, and should fork no more
+    run_pytest(Path(__file__).with_name("ray_cases.py"), timeout_s=800)
 
 
 CLUSTER = """

@@ -40,14 +40,16 @@ class Keeper(Protocol):
 
 
 def run_on_ray(
-    train: Callable[[Trial], Any], keeper: Keeper, count: int, jobs: int, folder: str, max_failures: int
-) -> None:
+    train: Callable[[Trial], Any], keeper: Keeper, show: Callable[[], None], count: int, jobs: int, folder: str,
+    max_failures: int,
+) -> None:  # fmt: skip
     """Trains the trials that `keeper` hands out.
 
     Args:
         train: a trial's function; goes to the workers by Ray's serialisation.
         keeper: next() -> (index, settings), or None where there is none; report(index, value, step) -> whether to give
             up; finish(index, value, results), with None as the value of a trial that is given up.
+        show: called when a trial is over.
         count: how many trials there are at the most.
         jobs: how many at a time.
         folder: where Tune keeps its files; all machines of the cluster see it.
@@ -71,7 +73,7 @@ def run_on_ray(
             _trial_main(config, train, here, begun)
 
         gpus = ray.cluster_resources().get("GPU", 0) > 0
-        search, scheduler = Asks(keeper, errors), GivesUp(keeper, errors)
+        search, scheduler = Asks(keeper, show, errors), GivesUp(keeper, errors)
         scheduler.numbers = search.numbers
         tuner = tune.Tuner(
             tune.with_resources(trial_main, {"CPU": 1, "GPU": 1} if gpus else {"CPU": 1}),
@@ -99,9 +101,9 @@ class Errors:
 class Asks(Searcher):
     """Tune's search algorithm: the study's next trial, and what has become of it."""
 
-    def __init__(self, keeper: Keeper, errors: Errors) -> None:
+    def __init__(self, keeper: Keeper, show: Callable[[], None], errors: Errors) -> None:
         super().__init__()
-        self.keeper, self.errors = keeper, errors
+        self.keeper, self.show, self.errors = keeper, show, errors
         self.numbers: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -134,6 +136,7 @@ class Asks(Searcher):
             self.errors.texts.append(f"Trial {index} failed.\n\n{told['error']}")
         elif not self.errors.texts:  # else this one was stopped because of another's error, and is done again
             self.keeper.finish(index, told.get("value") if told.get("done") else None, told.get("results", {}))
+            self.show()
 
 
 class GivesUp(FIFOScheduler):

@@ -242,16 +242,21 @@ def run_study(train: Train, space: Space, settings: Settings) -> Study:
         from bolide.tuner.on_ray import run_on_ray
 
         keeper = Keeper(space, settings, grid, total)
-        with keeper.bar:
-            count = len(keeper.missing)
-            run_on_ray(train, keeper, count, settings.n_jobs, settings.folder, settings.max_failures)
+        count = len(keeper.missing)
+        with bar_of(settings, total, count) as bar:
+
+            def show() -> None:
+                bar.set_postfix_str(best_so_far(keeper.study))
+                bar.update()
+
+            run_on_ray(train, keeper, show, count, settings.n_jobs, settings.folder, settings.max_failures)
     elif settings.n_jobs > 1:
         _side_by_side(train, space, settings, grid, total)
     study = _open(optuna, settings)
     if here:
         _forget_interrupted(optuna, study)
         missing = Study(study).missing(total)
-        with _bar(settings, total, len(missing)) as bar:
+        with bar_of(settings, total, len(missing)) as bar:
             for index in missing:
                 if _late(settings, began_s):
                     break
@@ -261,7 +266,7 @@ def run_study(train: Train, space: Space, settings: Settings) -> Study:
     return Study(study, time.monotonic() - began_s)
 
 
-def _bar(settings: Settings, total: int, missing: int) -> Any:
+def bar_of(settings: Settings, total: int, missing: int) -> Any:
     """The bar, which begins with the trials that an earlier call has done."""
     if missing < total:
         info(f"The study goes on: {total - missing} of its {total} trials are done.")
@@ -387,7 +392,6 @@ class Keeper:
         self.study = _open(self.optuna, settings)
         _forget_interrupted(self.optuna, self.study)
         self.missing = Study(self.study).missing(total)
-        self.bar = _bar(settings, total, len(self.missing))
         self.began_s = time.monotonic()
         self.running: dict[int, tuple[Any, Trial]] = {}
 
@@ -413,8 +417,6 @@ class Keeper:
             self.study.tell(ask, state=self.optuna.trial.TrialState.PRUNED)
         else:
             _end(self.optuna, self.study, ask, value)
-        self.bar.set_postfix_str(best_so_far(self.study))
-        self.bar.update()
 
 
 def _side_by_side(train: Train, space: Space, settings: Settings, grid: Any, total: int) -> None:

@@ -7,14 +7,13 @@ transformers/search, within a launched group of processes.
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from bolide import collectives
 from bolide.collectives import on_rank_zero
 from bolide.core.errors import ConfigError
-from bolide.tuner.study import Keeper, Settings, Space, Study, Train, points_of
+from bolide.tuner.study import Keeper, Settings, Space, Study, Train, bar_of, best_so_far, points_of
 from bolide.tuner.trial import PrunedError, Trial
 
 
@@ -45,10 +44,17 @@ def run_together(train: Train, space: Space, settings: Settings) -> Study | None
     settings = replace(settings, progress_bar=settings.progress_bar and collectives.rank() == 0)
     kept: list[Keeper] = []
     began_s = time.monotonic()
-    on_rank_zero(lambda: kept.append(Keeper(space, settings, grid, total)))
-    with kept[0].bar if kept else nullcontext():
+
+    def opened() -> int:
+        kept.append(Keeper(space, settings, grid, total))
+        return len(kept[0].missing)
+
+    with bar_of(settings, total, on_rank_zero(opened)) as bar:
         while (found := on_rank_zero(lambda: kept[0].next())) is not None:
             _train_one(train, kept, *found)
+            if kept:
+                bar.set_postfix_str(best_so_far(kept[0].study))
+            bar.update()
     return Study(kept[0].study, time.monotonic() - began_s) if kept else None
 
 
