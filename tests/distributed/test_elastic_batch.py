@@ -58,7 +58,7 @@ def fit(ranks: int, folder: Path, start: str | None, save_at: int, stop_at: int 
     """What each rank saw, its learning rates and its weights; saves `folder/step=...` once, at `save_at`."""
     pl.seed_everything(5 if start is None else 99, verbose=False)
     keep = pl.callbacks.ModelCheckpoint(folder, every_n_train_steps=save_at, save_top_k=-1, filename="{step}")
-    module = Noting(options.pop("scheduled", False))
+    module = options.pop("module", None) or Noting(options.pop("scheduled", False))
     one = trainer(
         ranks, strategy="ddp" if ranks > 1 else "auto", max_epochs=EPOCHS, max_steps=stop_at, enable_checkpointing=True,
         callbacks=[keep], **{"resilience": SCALE, **options},
@@ -128,6 +128,27 @@ def test_it_is_refused_where_it_was_not_asked_for(tmp_path: Path) -> None:
     with pytest.raises(RankError, match="makes 12 to a step; 36 were done in its epoch. 2 process.*elastic_batch"):
         in_ranks(2, lambda: fit(2, tmp_path, "step=3.ckpt", 1000, resilience={}))
     fit(1, tmp_path, "step=3.ckpt", 1000, 4, resilience={})  # 12 divide by 4
+
+
+class Manual(Noting):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
+def test_manual_optimization_accumulates_nothing(tmp_path: Path) -> None:
+    in_ranks(2, lambda: fit(2, tmp_path, None, 3, 3, module=Manual()))
+    with pytest.raises(CheckpointError, match="manual optimization, which makes 8 to a step.*does not make that"):
+        fit(1, tmp_path, "step=3.ckpt", 1000, module=Manual(), resilience={})
+    seen, rates, _, accumulate = fit(1, tmp_path, "step=3.ckpt", 1000, 5, module=Manual())
+    assert accumulate == 1 and rates == [0.025, 0.025] and [len(numbers) for *_, numbers in seen] == [4, 4]
 
 
 def test_a_restart_keeps_what_an_earlier_one_accumulates(tmp_path: Path) -> None:

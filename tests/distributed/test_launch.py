@@ -176,6 +176,9 @@ def test_the_command_refuses_what_it_cannot_start(capsys: Any) -> None:
     assert "there is no script 'nothing.py'" in capsys.readouterr().err
     assert main(["launch", "--nnodes", "2", __file__]) == 1
     assert "--nnodes above 1 needs --endpoint" in capsys.readouterr().err
+    for endpoint in ("head:port", "tcp://head:1", "head:1:2"):
+        assert main(["launch", "--nnodes", "2", "--endpoint", endpoint, __file__]) == 1
+        assert f"--endpoint {endpoint}: expected HOST:PORT" in capsys.readouterr().err
 
 
 def test_an_agent_that_is_alone_says_why() -> None:
@@ -193,6 +196,29 @@ def test_an_agent_that_is_alone_says_why() -> None:
         why_alone(launch, RendezvousTimeoutError()) == "Fewer than 2 machine(s) came together at head:29400 ('mine')."
     )
     assert "does not answer (any more): it is off" in why_alone(launch, RendezvousConnectionError("it is off"))
+
+
+def test_by_which_address_machines_meet() -> None:
+    import socket
+
+    from bolide.launch import address
+    from bolide.launch.agent import Launch, meeting_place
+
+    assert address.towards("127.0.0.1", 29400) == "127.0.0.1" and address.towards("no.such.host.invalid", 1) is None
+    assert address.interface_of("192.0.2.77") is None
+    if sys.platform == "linux":
+        assert address.interface_of("127.0.0.1") == "lo"
+    assert address.hosts("127.0.0.1", 29400, "127.0.0.1") is None  # torch finds that out
+    assert address.hosts("192.0.2.1", 29400, "192.0.2.2") is False  # another machine is meant
+    place = meeting_place(Launch(["python"], 1, nodes=(1, 2), endpoint="127.0.0.1:29400"))
+    assert place == ("127.0.0.1:29400", {"local_addr": "127.0.0.1"}) and env.get("GLOO_SOCKET_IFNAME") in ("lo", None)
+    given = meeting_place(Launch(["python"], 1, endpoint="192.0.2.1:29400", local_address="192.0.2.2"))
+    assert given[1] == {"local_addr": "192.0.2.2", "is_host": "0"}
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        address.give_up_after(*server.getsockname(), within_s=20)
+        if sys.platform == "linux":
+            assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+            assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
 
 def test_whether_the_group_was_started_before(monkeypatch: Any) -> None:

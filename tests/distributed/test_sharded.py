@@ -261,6 +261,25 @@ def test_going_on_within_an_accumulation_window_has_the_same_bits(tmp_path: Path
     assert kind == "tensors" or not torch.equal(answers[0][2]["net.0.weight"], answers[1][2]["net.0.weight"])
 
 
+def test_tensor_parallel_ranks_are_one_part_of_the_data(tmp_path: Path) -> None:
+    def work() -> Any:
+        keep = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=5, save_top_k=-1, filename="{step}")
+        module = Tensorwise()
+        one = trainer(
+            2, strategy=ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2), callbacks=[keep],
+            enable_checkpointing=True,
+        )  # fmt: skip
+        one.fit(module, batches(32, 4))
+        return whole(module)
+
+    right = in_ranks(2, work)[0]
+    module = Wide()
+    one = trainer(1)
+    one.fit(module, batches(32, 4), ckpt_path=tmp_path / "step=5.ckpt")
+    assert one.accumulate_grad_batches == 1 and one.global_step == 16
+    assert torch.allclose(whole(module), right, atol=1e-5)
+
+
 class NoLoss(Wide):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return None if self.global_rank == 1 else self.loss(batch)

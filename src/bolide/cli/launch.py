@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from typing import Any
 
@@ -60,6 +61,8 @@ def run_launch(options: argparse.Namespace) -> int:
     least, greatest = node_counts(options.nnodes)
     if greatest > 1 and options.endpoint is None:
         raise ConfigError("--nnodes above 1 needs --endpoint HOST:PORT, the same on all machines")
+    if options.endpoint is not None and not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:/]+)(:[0-9]{1,5})?", options.endpoint):
+        raise ConfigError(f"--endpoint {options.endpoint}: expected HOST:PORT, such as head:29400")
     restarts = options.max_restarts
     if restarts is None:
         restarts = ELASTIC_RESTARTS if least < greatest else 0

@@ -42,6 +42,7 @@ VARIABLES: dict[str, Variable] = {
     "OMPI_COMM_WORLD_RANK": Variable("this process's number among all, set by Open MPI"),
     "PMI_SIZE": Variable("how many processes take part, set by MPICH and others"),
     "PMI_RANK": Variable("this process's number among all, set by MPICH and others"),
+    "PMIX_RANK": Variable("this process's number among all, set by PMIx, on which Open MPI and others stand"),
     "JSM_NAMESPACE_SIZE": Variable("how many processes take part, set by LSF's jsrun"),
     "JSM_NAMESPACE_RANK": Variable("this process's number among all, set by LSF's jsrun"),
     "JSM_NAMESPACE_LOCAL_RANK": Variable("this process's number on its machine, set by LSF's jsrun"),
@@ -131,7 +132,16 @@ def trainer_arguments() -> dict[str, str]:
 
 def rank() -> int:
     """This process's global rank as the launcher's environment tells it; 0 when nothing does."""
-    for name in ("RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK"):
+    names = (
+        "RANK",
+        "SLURM_PROCID",
+        "JSM_NAMESPACE_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "PMI_RANK",
+        "PMIX_RANK",
+        "LOCAL_RANK",
+    )
+    for name in names:
         text = os.environ.get(name)
         if text is not None and text.isdigit():
             return int(text)

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import sys
+from pathlib import Path
 
 _SIOCGIFADDR = 0x8915
 
@@ -70,15 +71,26 @@ def give_up_after(host: str, port: int, within_s: int) -> None:
     """
     if sys.platform != "linux":
         return
-    address = socket.gethostbyname(host)
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
-            peer = one.getpeername()
-            # a socket of both kinds of addresses writes ours behind "::ffff:"
-            if one.type != socket.SOCK_STREAM or str(peer[0]).removeprefix("::ffff:") != address or peer[1] != port:
-                continue
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(within_s // 4, 1))
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(within_s // 4, 1))
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, within_s * 1000)
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:  # a host that has no IPv4 address
+        return
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # one that was closed meanwhile, or has no peer
+            if os.readlink(path).startswith("socket:"):
+                _give_up_after(int(path.name), address, port, within_s)
+
+
+def _give_up_after(number: int, address: str, port: int, within_s: int) -> None:
+    """The same for one open file, where it is such a connection."""
+    with socket.socket(fileno=os.dup(number)) as one:
+        if one.family not in (socket.AF_INET, socket.AF_INET6) or one.type != socket.SOCK_STREAM:
+            return
+        peer = one.getpeername()
+        if (str(peer[0]).removeprefix("::ffff:"), peer[1]) != (address, port):  # "::ffff:" in a socket of both kinds
+            return
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(within_s // 4, 1))
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(within_s // 4, 1))
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, within_s * 1000)

@@ -179,7 +179,7 @@ class MPIEnvironment(ClusterEnvironment):
     def detect() -> bool:
         """Whether mpirun started several processes."""
         # importing mpi4py starts MPI, so that is done only where a launcher has left its mark
-        if not any(env.get(name) for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")):
+        if not any(env.get(name) for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")):
             return False
         if importlib.util.find_spec("mpi4py") is None:
             return False
