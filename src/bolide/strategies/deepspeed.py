@@ -362,16 +362,26 @@ class DeepSpeedStrategy(ParallelStrategy):
         """The optimizer's step, by the engine."""
         engine = self._engine
         if self.managed and not self._sync:  # the window ended before anybody knew
-            engine.set_gradient_accumulation_boundary(True)
-            if engine.zero_optimization_partition_gradients():
-                engine.optimizer.finalize_gradient_accumulation_boundary()
-            else:
-                engine.allreduce_gradients()
+            self._close_window()
         engine.step()
         self._open_losses = 0
         if states.is_zero(engine.optimizer):
             engine.optimizer.clip_grad = float(self._engine.gradient_clipping() or 0.0)
             engine.optimizer.custom_loss_scaler = False
+
+    def _close_window(self) -> None:
+        """Exchanges what a window holds that had no last backward pass."""
+        engine, zero = self._engine, self._engine.optimizer
+        engine.set_gradient_accumulation_boundary(True)
+        if engine.zero_optimization_partition_gradients():
+            zero.finalize_gradient_accumulation_boundary()
+            return
+        overlaps = getattr(zero, "overlap_comm", False)
+        if overlaps:  # stage 1 would take it that the backward pass has exchanged them
+            zero.overlap_comm = False
+        engine.allreduce_gradients()
+        if overlaps:
+            zero.overlap_comm = True
 
     def forget_gradients(self) -> None:
         """Drops the gradients of a window that was left open."""

@@ -7,6 +7,7 @@ calls: DeepSpeedStrategy.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -16,10 +17,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from bolide.core import env
 from bolide.core.errors import ConfigError, MissingPackageError
 from bolide.core.messages import info, warn
 from bolide.strategies.deepspeed_config import get
+
+OLDEST = "0.19.8"
+"""The oldest release that is known to train as this package says."""
 
 INFERENCE_OPERATOR = "deepspeed_shm_comm"
 """A reduction for inference on CPUs, which DeepSpeed compiles as it starts, for a minute and more; training has no use
@@ -32,10 +38,11 @@ OFFLOADS = ("zero_optimization.offload_optimizer", "zero_optimization.offload_pa
 
 
 def need_package(name: str) -> None:
-    """Refuses the strategy `name` where DeepSpeed is not installed.
+    """Refuses the strategy `name` where DeepSpeed is not installed, or is too old.
 
     Raises:
         MissingPackageError: with the command that installs it.
+        ConfigError: of an older release, which would take no notice of what it does not know.
     """
     try:
         found = importlib.util.find_spec("deepspeed") is not None
@@ -43,6 +50,12 @@ def need_package(name: str) -> None:
         found = False
     if not found:
         raise MissingPackageError(name, "deepspeed", "deepspeed")
+    installed = importlib.metadata.version("deepspeed")
+    if Version(installed) < Version(OLDEST):
+        raise ConfigError(
+            f"{name} needs DeepSpeed {OLDEST} or newer, and {installed} is installed. Write: pip install "
+            '"bolide[deepspeed]"'
+        )
 
 
 def load(device_type: str, level: int) -> Any:

@@ -63,7 +63,8 @@ NOT_BUILT: dict[str, str] = {
     "use_liger_kernel": "Liger kernels are not built in; apply them to the model yourself, and leave it out",
     "parallelism_config": "tensor and context parallelism are not built for this door; leave it out",
     "fsdp": "sharding is not built for this door; leave it out",
-    "deepspeed": "DeepSpeed is not built for this door; leave it out",
+    "deepspeed": "DeepSpeed is not built for this door; leave it out, or train a LightningModule with "
+    "bolide.Trainer(strategy='deepspeed_stage_2')",
     "eval_use_gather_object": "it is not built; leave it out",
 }
 """Settings that ask for what is not there, and what to do instead."""
