@@ -19,14 +19,29 @@ class RankWriter(Writer):
     """A Writer of one of several processes. All must call each of its methods but `join` and `poll`, in one order.
 
     Whether a save in flight has ended is a matter of the first process's clock, so its end is told at moments that all
-    reach: the next save, the next question (`drain`), the end of the run.
+    reach: the step boundary after the first one has said so in an exchange of gradients, the next save, the next
+    question (`drain`), the end of the run.
     """
 
+    _known = False
+
+    @property
+    def has_ended(self) -> bool:
+        """On the first process: whether a save has come to its end that the others have not heard of."""
+        return collectives.rank() == 0 and not self._known and self._saving is not None and self._saving.done
+
+    def all_know(self) -> None:
+        """All processes have heard, in the step that runs, that the first one's save has come to its end."""
+        self._known = self._saving is not None
+
     def poll(self) -> None:
-        """Tells nothing: the other processes would not hear it now."""
+        """Tells the end of a save that all know of."""
+        if self._known:
+            self.drain()
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Waits for the save in flight, and tells its end on all processes."""
+        self._known = False
         self._wait()
         self._settle()
         self._tell()

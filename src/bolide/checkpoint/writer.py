@@ -137,6 +137,14 @@ class Writer:
         """Whether a save is in flight, or its end was not told yet."""
         return self._saving is not None or self._untold is not None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether this process is the one to tell others that the save in flight has come to its end."""
+        return False
+
+    def all_know(self) -> None:
+        """All processes have heard that it has, in the step that runs."""
+
     def save(
         self,
         checkpoint: dict[str, Any],

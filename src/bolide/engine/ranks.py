@@ -61,6 +61,8 @@ def say(run: Run) -> dict[str, float]:
     heard = run.signals.heard
     if heard is not None:
         said[_name_of(run, heard)] = 1.0
+    if run.writer.has_ended:
+        said["written"] = 1.0
     return said
 
 
@@ -84,6 +86,8 @@ def hear(run: Run, counts: dict[str, float]) -> None:
             f"batch {run.progress.batch}). The gradients of all ranks are averaged, so leave a batch out on all of "
             "them, or return a loss that is zero: (output * 0).sum()"
         )
+    if counts.get("written"):
+        run.writer.all_know()
     if counts.get("stop"):
         run.stop_agreed = run.trainer.should_stop = True
     for name, signum in (("sigterm", SIGNALS["sigterm"]), ("queue", run.signals.requeue_signal), ("sigint", 2)):

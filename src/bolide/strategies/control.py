@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-FLAGS = ("stop", "sigterm", "sigint", "queue", "nothing")
-"""What a rank may say: stop after this step, which signal it has received, that its training_step gave no loss."""
+FLAGS = ("stop", "sigterm", "sigint", "queue", "nothing", "written")
+"""What a rank may say: stop after this step, which signal it has received, that its training_step gave no loss, that
+the save in flight has come to its end."""
 
 Said = dict[str, float]
 
