@@ -449,6 +449,7 @@ def of_all_ranks(run: Run, own: dict[str, Any]) -> dict[str, Any]:
     """The run's state with that of the other ranks in it, on the first one; it alone writes. All must call it."""
     shape = {
         "world_size": run.strategy.world_size,
+        "data_size": data_size_of(run),
         "accumulate": run.trainer.accumulate_grad_batches,
         "batch_size": batch_size_of(run),
     }
@@ -465,9 +466,20 @@ def batch_size_of(run: Run) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def data_size_of(run: Run) -> int:
+    """Into how many parts each global batch is split: less than there are ranks where some split the module."""
+    return int(getattr(run.strategy, "data_size", 1)) if several(run) else 1
+
+
+def sizes_of(saved: dict[str, Any]) -> tuple[int, int]:
+    """By how many processes a state was saved, and into how many parts their global batches were split."""
+    world = saved.get("world_size", 1)
+    return world, saved.get("data_size", world)
+
+
 def other_size(run: Run, saved: dict[str, Any] | None) -> bool:
-    """Whether a state was saved by another number of processes than there are now."""
-    return saved is not None and "rng" in saved and saved.get("world_size", 1) != run.strategy.world_size
+    """Whether a state was saved by another number of processes than there are now, or with its data split otherwise."""
+    return saved is not None and "rng" in saved and sizes_of(saved) != (run.strategy.world_size, data_size_of(run))
 
 
 def of_this_rank(run: Run, saved: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -478,12 +490,11 @@ def of_this_rank(run: Run, saved: dict[str, Any] | None) -> dict[str, Any] | Non
     """
     if saved is None or "rng" not in saved:
         return saved
-    before, now = saved.get("world_size", 1), run.strategy.world_size
     parts = saved.get("ranks") or [{name: saved[name] for name in PER_RANK}]
-    if before == now:
+    if not other_size(run, saved):
         return {**saved, **parts[run.strategy.global_rank]}
     rescale(run, saved)
-    return {**saved, **parts[run.strategy.global_rank % before], "data": parts[0]["data"], "gradients": None}
+    return {**saved, **parts[run.strategy.global_rank % len(parts)], "data": parts[0]["data"], "gradients": None}
 
 
 def rescale(run: Run, saved: dict[str, Any]) -> None:
@@ -493,7 +504,7 @@ def rescale(run: Run, saved: dict[str, Any]) -> None:
         CheckpointError: they do not divide.
     """
     trainer, progress = run.trainer, run.progress
-    before, now = saved.get("world_size", 1), run.strategy.world_size
+    (_, before), now = sizes_of(saved), data_size_of(run)
     accumulate = saved.get("accumulate", 1)
     size, size_now = saved.get("batch_size"), batch_size_of(run)
     if size is None or size_now is None:
