@@ -1,7 +1,8 @@
 """A training that is killed: what it trains, and a script of it for the agent. Used by test_resume and the kill tests.
 
-Each attempt is killed at a planned moment: (attempt, rank, seconds after its first batch). The weights it ends with are
-written as text, to be compared to the bit.
+Each attempt is killed at a planned moment: (attempt, rank, seconds after its first batch), or in the place of the
+seconds ("before" or "after", number) of a file operation within the folder of a sharded checkpoint. The weights it ends
+with are written as text, to be compared to the bit.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tests.distributed.support import run_script
 
 SCRIPT = """
 import hashlib, json, random, threading
+from bolide.checkpoint import io
 
 folder, options = sys.argv[1], json.loads(sys.argv[2])
 attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
@@ -39,14 +41,31 @@ class Dropping(Net):
             file.write(f"{attempt} {self.global_step} {time.time()} {os.getpid()}\\n")
 
     def arm(self):
-        for when, rank, delay_s in options["kills"]:
+        for when, rank, moment in options["kills"]:
             if when == attempt and rank in (-1, self.global_rank):
-                threading.Thread(target=self.die, args=(delay_s,), daemon=True).start()
+                if isinstance(moment, list):
+                    self.die_at(*moment)
+                else:
+                    threading.Thread(target=self.die_in, args=(moment,), daemon=True).start()
 
-    def die(self, delay_s):
+    def die_in(self, delay_s):
         time.sleep(delay_s)
+        self.die("-")
+
+    def die_at(self, when, number):
+        self.seen = 0
+
+        def listen(at, count, kind, path):
+            if at == when and ".ckpt/" in path:
+                self.seen += 1
+                if self.seen == number:
+                    self.die(f"{kind}:{path}")
+
+        io.operations.listeners.append(listen)
+
+    def die(self, where):
         with open(f"{folder}/killed", "a") as file:
-            file.write(f"{attempt} {self.global_rank} {time.time()}\\n")
+            file.write(f"{attempt} {self.global_rank} {time.time()} {where}\\n")
         os.kill(os.getpid(), signal.SIGKILL)
 
     def configure_optimizers(self):
@@ -55,8 +74,11 @@ class Dropping(Net):
 pl.seed_everything(5, workers=options.get("keyed", False), verbose=False)
 module = Dropping()
 saved = pl.callbacks.ModelCheckpoint(f"{folder}/saved", every_n_train_steps=2, save_top_k=1, save_last=True)
+strategy = options.get("strategy", "ddp")
+if strategy == "fsdp_sharded":
+    strategy = pl.strategies.FSDPStrategy(state_dict_type="sharded")
 one = trainer(
-    options["ranks"], strategy=options.get("strategy", "ddp"), max_epochs=options.get("epochs", 3),
+    options["ranks"], strategy=strategy, max_epochs=options.get("epochs", 3),
     enable_checkpointing=True, callbacks=[saved], accumulate_grad_batches=2, gradient_clip_val=1.0,
     resilience={"exact_resume": True, "max_restarts": options.get("restarts", 3)},
 )
