@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ from bolide.checkpoint.sharded import contents_of, is_sharded
 from bolide.checkpoint.shards import Shards
 from bolide.checkpoint.writer import SaveError
 from bolide.core.errors import CheckpointError
+from bolide.engine.signals import SIGTERMException
 from bolide.strategies import FSDPStrategy, ModelParallelStrategy
 from tests.checkpoint.test_sharded import assert_same
 from tests.distributed.support import batches, in_ranks, trainer
@@ -440,3 +443,71 @@ def test_a_state_that_one_rank_cannot_copy_fails_on_all(tmp_path: Path) -> None:
 class Uncopied:
     def __deepcopy__(self, memo: Any) -> Any:
         raise TypeError("cannot be copied")
+
+
+def test_weights_for_an_evaluation_and_what_is_a_file_all_the_same(tmp_path: Path) -> None:
+    def work() -> Any:
+        one = fitted("fsdp sharded", 2, None)
+        one.save_checkpoint(tmp_path / "a.ckpt", weights_only=True)
+        fresh = trainer(2, strategy=strategy("fsdp sharded"), checkpointing={"format": "file"})
+        with counting() as counts:
+            found = fresh.validate(Wide(), batches(16, 4, seed=2), ckpt_path=tmp_path / "a.ckpt", verbose=False)
+        fresh.save_checkpoint(tmp_path / "file.ckpt")
+        return found, counts, one.validate(one.lightning_module, batches(16, 4, seed=2), verbose=False)
+
+    for found, counts, right in in_ranks(2, work):
+        assert found == right and 0 < counts["read"] < 0.6 * sum(p.numel() for p in Wide().parameters())
+    assert about_at(tmp_path / "a.ckpt").weights_only and (tmp_path / "file.ckpt").is_file()  # type: ignore[union-attr]
+    alone = trainer(1).validate(Wide(), batches(16, 4, seed=2), ckpt_path=tmp_path / "a.ckpt", verbose=False)
+    assert alone[0]["val"] == pytest.approx(found[0]["val"], abs=1e-6)
+
+
+class Hooked(Wide):
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        value = checkpoint["state_dict"]["net.0.bias"]
+        assert type(value) is torch.Tensor and value.shape == (32,)
+        checkpoint["state_dict"]["net.0.bias"] = value * 0 + 3.0
+
+
+def test_a_hook_that_looks_into_a_checkpoint_sees_whole_tensors(tmp_path: Path) -> None:
+    def work() -> Any:
+        fitted("fsdp sharded", 2, None).save_checkpoint(tmp_path / "a.ckpt")
+        one = fitted("fsdp sharded", 2, tmp_path / "a.ckpt", Hooked)
+        bias = one.lightning_module.net[0].bias
+        return bias.full_tensor()
+
+    for bias in in_ranks(2, work):
+        assert torch.equal(bias.detach(), torch.full((32,), 3.0))
+
+
+def test_sigterm_saves_a_folder(tmp_path: Path) -> None:
+    def work() -> Any:
+        class Signalled(pl.Callback):
+            def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+                if trainer.global_step == 5 and collectives.rank() == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        with pytest.raises(SIGTERMException):
+            run(tmp_path, Signalled())
+        return True
+
+    assert in_ranks(2, work) == [True, True]
+    found = store.newest_valid(store.checkpoints_in(str(tmp_path)))
+    assert found.path is not None and is_sharded(found.path) and found.about.step in (5, 6)  # type: ignore[union-attr]
+
+
+def test_what_sharding_cannot_do_is_said(tmp_path: Path) -> None:
+    from bolide.core.errors import ConfigError, MissingPackageError
+    from bolide.launch.processes import RankError
+    from bolide.plugins.io import TorchCheckpointIO
+
+    one = trainer(1)
+    one.fit(Wide(), batches(16, 4))
+    with pytest.raises(ConfigError, match="sharded=False"):
+        one.save_checkpoint(tmp_path / "a.ckpt", storage_options={}, sharded=True)
+    with pytest.raises(RankError, match="leave that, or the CheckpointIO, out"):
+        trainer(2, strategy=strategy("fsdp sharded"), plugins=[TorchCheckpointIO()]).fit(Wide(), batches(16, 4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "safetensors", None)
+        with pytest.raises(MissingPackageError, match="pip install"):
+            trainer(1, strategy=strategy("fsdp sharded")).fit(Wide(), batches(16, 4))

@@ -91,6 +91,11 @@ def take_apart(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     return rest, tensors
 
 
+def tensors_here(state: Any) -> list[Tensor]:
+    """All tensors of a state as this rank holds them: of those that are spread over ranks, its parts."""
+    return [_local(tensor) for tensor in take_apart({TENSORS_OF[0]: state})[1].values()]
+
+
 def put_together(rest: Any, tensor_of: Callable[[str], Any]) -> Any:
     """The opposite of `take_apart`: `rest` with what `tensor_of` gives for a name in each place."""
     if isinstance(rest, dict):

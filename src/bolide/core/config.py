@@ -66,7 +66,10 @@ COMPATS = {None: Compat(), "lightning": Compat(*(True for _ in fields(Compat)))}
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """How checkpoints are written: `Trainer(checkpointing=...)`."""
+    """How checkpoints are written: `Trainer(checkpointing=...)`.
+
+    `format`: "file" is one file with whole tensors, whatever the strategy says; "auto" is as it says.
+    """
 
     async_: bool = True
     on_save_error: Literal["raise", "warn"] = "raise"
@@ -105,7 +108,7 @@ class Watch:
 
 G = TypeVar("G", Checkpointing, Resilience, Performance, Watch)
 BUILT: frozenset[str] = frozenset(
-    {"exact_resume", "replay", "async_", "on_save_error", "max_restarts", "hang_timeout_s"}
+    {"exact_resume", "replay", "async_", "on_save_error", "format", "max_restarts", "hang_timeout_s"}
 )
 """Group settings whose mechanism exists; the others are refused where they differ from their default."""
 
@@ -337,6 +340,11 @@ def _choices(c: RunConfig) -> Iterator[str]:
     saves = c.checkpointing
     if saves.on_save_error not in ("raise", "warn"):
         yield f"checkpointing={{'on_save_error': {saves.on_save_error!r}}} must be 'raise' or 'warn'"
+    if saves.format not in ("auto", "file"):
+        yield (
+            f"checkpointing={{'format': {saves.format!r}}} must be 'auto' or 'file'; for folders of shards write "
+            "strategy=FSDPStrategy(state_dict_type='sharded')"
+        )
     for argument, name, value in (
         ("checkpointing", "async", saves.async_), ("resilience", "exact_resume", c.resilience.exact_resume),
         ("resilience", "replay", c.resilience.replay),

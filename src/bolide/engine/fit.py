@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from bolide.checkpoint.parts import tensors_here
 from bolide.checkpoint.snapshot import nbytes_of
 from bolide.core.errors import UserCodeError
 from bolide.core.hooks import overrides
@@ -296,7 +297,8 @@ def make_memory_ready(run: Run) -> None:
     run.memory_is_ready = True
     if run.writer.asynchronous:
         try:
-            nbytes = nbytes_of([run.module.state_dict(), [optimizer.state_dict() for optimizer in run.optimizers]])
+            state: Any = [run.module.state_dict(), [optimizer.state_dict() for optimizer in run.optimizers]]
+            nbytes = nbytes_of(tensors_here(state) if run.saves_parts else state)
         except Exception:  # noqa: BLE001  # a state that cannot be copied: the first save says so
             return
         if run.trainer.accumulate_grad_batches > 1:  # a save within a window holds its gradients, too
