@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from bolide.checkpoint import read, sharded
 from bolide.checkpoint.digest import FORMAT
 from bolide.checkpoint.file import manifest_at, read_checkpoint, verify_checkpoint
-from tests.golden.make import FOLDER, Golden, loader, main, trainer
+from tests.golden.make import FOLDER, Golden, loader, main, main_sharded, trainer
 
 WHOLE = sorted(path.name for path in FOLDER.glob("format_*.ckpt") if "weights" not in path.name)
+FOLDERS = sorted(path.name for path in FOLDER.glob("sharded_*.ckpt"))
 
 
 def version_of(name: str) -> int:
@@ -49,6 +51,29 @@ def test_a_module_is_built_from_it(name: str) -> None:
     assert dict(module.hparams) == {"width": 8, "lr": 0.05}
     saved = read_checkpoint(FOLDER / name)["state_dict"]
     assert all(torch.equal(value, saved[key]) for key, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_fit_of_one_process_goes_on_from_the_shards_of_two(name: str, tmp_path: Path) -> None:
+    report = read.verify_checkpoint(FOLDER / name)
+    assert report.whole and report.shards == 2 and report.about is not None and report.about.step == 4
+    shutil.copytree(FOLDER / name, tmp_path / "old.ckpt")
+    module, going = Golden(), trainer(8)
+    going.fit(module, loader(shuffle=True), loader(shuffle=False), ckpt_path=tmp_path / "old.ckpt")
+    assert going.global_step == 8 and going.accumulate_grad_batches == 4
+    saved = read.read_checkpoint(FOLDER / name)
+    assert not torch.equal(module.state_dict()["net.0.weight"], saved["state_dict"]["net.0.weight"])
+    loaded = Golden.load_from_checkpoint(FOLDER / name)
+    assert all(torch.equal(value, saved["state_dict"][key]) for key, value in loaded.state_dict().items())
+
+
+def test_the_present_version_writes_such_folders(tmp_path: Path) -> None:
+    assert [version_of(name) for name in FOLDERS] == list(range(1, sharded.FORMAT + 1))
+    main_sharded(tmp_path)
+    new, golden = (read.read_checkpoint(folder / FOLDERS[-1]) for folder in (tmp_path, FOLDER))
+    assert set(golden) <= set(new) and set(golden["bolide"]) <= set(new["bolide"])
+    old_names, names = (set(sharded.contents_of(str(folder / FOLDERS[-1])).tensors) for folder in (FOLDER, tmp_path))
+    assert old_names == names
 
 
 def test_the_present_version_writes_such_files(tmp_path: Path) -> None:

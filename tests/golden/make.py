@@ -13,7 +13,10 @@ import torch
 
 import bolide
 from bolide.callbacks import EarlyStopping
+from bolide.checkpoint import sharded
 from bolide.checkpoint.digest import FORMAT
+from bolide.launch.processes import run_in_processes
+from bolide.strategies import FSDPStrategy
 
 FOLDER = Path(__file__).parent
 
@@ -51,12 +54,12 @@ def loader(shuffle: bool) -> Any:
     return torch.utils.data.DataLoader(rows, batch_size=4, shuffle=shuffle)
 
 
-def trainer(max_steps: int) -> bolide.Trainer:
+def trainer(max_steps: int, **options: Any) -> bolide.Trainer:
     """A quiet trainer on the CPU, with callbacks whose states are in the file."""
     return bolide.Trainer(
         max_steps=max_steps, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
         enable_checkpointing=False, accumulate_grad_batches=2, gradient_clip_val=1.0,
-        callbacks=EarlyStopping("val", patience=9),
+        callbacks=EarlyStopping("val", patience=9), **options,
     )  # fmt: skip
 
 
@@ -71,5 +74,20 @@ def main(folder: Path = FOLDER) -> None:
             break
 
 
+def write_sharded(folder: str) -> None:
+    """On one of two ranks: a training of FSDP, saved as a folder of shards."""
+    bolide.seed_everything(3, verbose=False)
+    one = trainer(4, devices=2, strategy=FSDPStrategy(state_dict_type="sharded"))
+    one.fit(Golden(), loader(shuffle=True), loader(shuffle=False))
+    one.save_checkpoint(f"{folder}/sharded_{sharded.FORMAT}.ckpt")
+
+
+def main_sharded(folder: Path = FOLDER) -> None:
+    """Writes the golden folder of the present version."""
+    run_in_processes(write_sharded, (str(folder),), 2, fork=True)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    main(target)
+    main_sharded(target)
