@@ -128,7 +128,7 @@ def _is_reachable(path: str, names: dict[str, File]) -> bool:
     """Whether the folder of a path that the run made is there, too."""
     folder = os.path.dirname(path)
     made = {p for p, file in names.items() if file.data is FOLDER}
-    return folder in made or not folder.endswith("checkpoints")
+    return folder in made or not folder.endswith(("checkpoints", ".ckpt"))
 
 
 def states(log: Path) -> Iterator[tuple[int, dict[str, Any], dict[str, str]]]:

@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from bolide.checkpoint import store
+from bolide.checkpoint import io, store
+from bolide.checkpoint.parts import share_of_this_rank
+from bolide.checkpoint.read import read_checkpoint
+from bolide.checkpoint.sharded_write import write_folder
 from tests.chaos import power
 from tests.chaos.killing import forked
 from tests.chaos.worlds import differences, left
@@ -70,3 +74,30 @@ def test_every_power_loss(recorded: tuple[Path, list[Any], Any]) -> None:
     since = first_commit(states)
     for state in states:
         goes_on(out, state, reference, state[0] >= since)
+
+
+def test_every_power_loss_within_saves_of_shards(tmp_path: Path) -> None:
+    """A folder is written, and written again under its name: what the disk holds is the old one or the new one."""
+    out = tmp_path / "run"
+    out.mkdir()
+    recorder = power.Recorder(tmp_path / "log.jsonl", out)
+    written = []
+    io.operations.listeners.append(recorder)
+    try:
+        for step in (1, 2):
+            state = {"state_dict": {"w": torch.full((3, 2), float(step))}, "optimizer_states": [], "global_step": step}
+            write_folder(share_of_this_rank(state), str(out / "last.ckpt"))
+            written.append(recorder.lines)
+    finally:
+        io.operations.listeners.remove(recorder)
+    seen = set()
+    for number, content, others in power.states(tmp_path / "log.jsonl"):
+        power.build(out, content, others)
+        found = store.newest_valid(store.checkpoints_in(str(out)))
+        assert not found.rejected, number
+        step = found.about.step if found.about is not None else 0
+        assert step >= (number >= written[0]) + (number >= written[1])
+        if found.path is not None:
+            assert read_checkpoint(found.path)["state_dict"]["w"][0, 0] == step
+        seen.add((step, number >= written[0]))
+    assert seen == {(0, False), (1, False), (1, True), (2, True)}
