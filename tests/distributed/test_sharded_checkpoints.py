@@ -256,12 +256,13 @@ def test_a_run_saves_while_it_trains_and_goes_on_with_the_same_bits(tmp_path: Pa
             run(tmp_path / "cut", HaltAt(11))
         one, found = run(tmp_path / "cut", ckpt_path="auto")
         last, again = run(tmp_path / "cut", ckpt_path="last")
-        return whole(right), whole(found), one.ckpt_path, last.ckpt_path, whole(again)
+        last.validate(Wide(), batches(16, 4), ckpt_path="best", verbose=False)
+        return whole(right), whole(found), one.ckpt_path, whole(again), last.ckpt_path
 
-    for right, found, path, last, again in in_ranks(2, work):
+    for right, found, path, again, best in in_ranks(2, work):
+        assert best.endswith("step=18.ckpt")
         assert torch.equal(right, found) and torch.equal(right, again)
         assert "step=10" in path or path.endswith("last.ckpt")
-        assert last.endswith("last.ckpt")
     names = ["last.ckpt", "step=16.ckpt", "step=18.ckpt"]
     assert [name for name in sorted(os.listdir(tmp_path / "right")) if name.endswith(".ckpt")] == names
     assert [name for name in sorted(os.listdir(tmp_path / "cut")) if name.endswith(".ckpt")] == names
@@ -270,6 +271,34 @@ def test_a_run_saves_while_it_trains_and_goes_on_with_the_same_bits(tmp_path: Pa
         assert report.whole and report.shards == 2
         assert len(os.listdir(tmp_path / "cut" / name)) == 4, "what was replaced is gone"
     assert about_at(tmp_path / "cut" / "last.ckpt").step == 18  # type: ignore[union-attr]
+
+
+def test_one_process_saves_folders_too_and_moves_a_link_on(tmp_path: Path) -> None:
+    def attempt(folder: Path, *more: Any, **options: Any) -> torch.Tensor:
+        keep = pl.callbacks.ModelCheckpoint(folder, save_last="link", every_n_train_steps=2, filename="{step}")
+        pl.seed_everything(5, verbose=False)
+        one = trainer(
+            1, strategy=strategy("fsdp sharded"), enable_checkpointing=True, callbacks=[keep, *more], max_epochs=3
+        )
+        module = Wide()
+        one.fit(module, batches(48, 8, shuffle=True), **options)
+        return whole(module)
+
+    def work() -> Any:  # within a process of its own, as a group is opened
+        right = attempt(tmp_path / "right")
+        with pytest.raises(Halted):
+            attempt(tmp_path / "cut", HaltAt(9))
+        assert os.readlink(tmp_path / "cut" / "last.ckpt") == "step=8.ckpt"
+        return right, attempt(tmp_path / "cut", ckpt_path="last")
+
+    right, found = in_ranks(1, work)[0]
+    assert torch.equal(right, found)
+    assert sorted(name for name in os.listdir(tmp_path / "cut") if name.endswith("ckpt")) == [
+        "last.ckpt",
+        "step=18.ckpt",
+    ]
+    assert os.readlink(tmp_path / "cut" / "last.ckpt") == "step=18.ckpt"
+    assert verify_checkpoint(tmp_path / "cut" / "last.ckpt").shards == 1
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
