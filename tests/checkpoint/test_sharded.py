@@ -187,7 +187,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         contents_of(str(path))
 
 
-@pytest.mark.parametrize("change", ["name", "box", "dtype", "key", "format"])
+@pytest.mark.parametrize("change", ["name", "box", "dtype", "key", "file", "size", "format"])
 def test_a_manifest_that_says_what_cannot_be(tmp_path: Path, change: str) -> None:
     path = save(tmp_path / "a.ckpt", {"state_dict": {"w": torch.randn(4, 3)}})
     body = json.loads((path / "manifest.json").read_text())["manifest"]
@@ -198,6 +198,10 @@ def test_a_manifest_that_says_what_cannot_be(tmp_path: Path, change: str) -> Non
         entry["parts"][0][3] = [4, 2]
     elif change == "dtype":
         entry["dtype"] = "load"
+    elif change == "file":
+        entry["parts"][0][0] = "rank_00009.0123456789ab.safetensors"
+    elif change == "size":
+        entry["shape"] = entry["parts"][0][3] = [1 << 40, 1 << 20]
     elif change == "key":
         entry["parts"][0][1] = "another"
     else:

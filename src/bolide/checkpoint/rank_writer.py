@@ -5,7 +5,6 @@ Owns nothing but that agreement; the writing is checkpoint/writer's. Who calls: 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +121,11 @@ class PartsWriter(RankWriter):
     def _begin(self, saving: Saving, checkpoint: dict[str, Any]) -> bool:
         begun = super()._begin(saving, checkpoint)
         if saving.error is not None:  # there is no copy: the others wait for this process's part, and must hear of it
-            with contextlib.suppress(CheckpointError, collectives.FailedOnRankZero):
+            try:
                 write_folder({}, saving.paths[0], self._group, failure=saving.error)
+            except (CheckpointError, collectives.FailedOnRankZero):
+                pass  # `saving.error` is told at the next common moment
+            except type(saving.error) as error:
+                if error is not saving.error:
+                    raise
         return begun

@@ -133,8 +133,14 @@ def _tensor(name: str, entry: Any, files: dict[str, Any]) -> TensorAt:
     parts = tuple(PartAt(str(f), str(key), Box(_numbers(at), _numbers(size))) for f, key, at, size in entry["parts"])
     tensor = TensorAt(str(entry["dtype"]), shape, parts)
     problem = problem_of(tensor)
-    if problem or tensor.dtype not in DTYPES or any(part.file not in files for part in parts):
-        raise DamagedCheckpointError(f"its manifest says of {name!r} what cannot be: {problem or 'a file or a dtype'}")
+    if tensor.dtype not in DTYPES:
+        problem = f"the dtype {tensor.dtype!r}"
+    elif any(part.file not in files for part in parts):
+        problem = "a part in no file"
+    elif any(part.box.count * DTYPES[tensor.dtype].itemsize > files[part.file][0] for part in parts):
+        problem = "a part that is larger than its file"
+    if problem:
+        raise DamagedCheckpointError(f"its manifest says of {name!r} what cannot be: {problem}")
     return tensor
 
 

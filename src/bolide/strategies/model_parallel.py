@@ -25,8 +25,8 @@ class ModelParallelStrategy(ShardedStrategy):
     Args:
         data_parallel_size: how many groups; "auto": one for each machine.
         tensor_parallel_size: how many processes a group has; "auto": those of a machine.
-        save_distributed_checkpoint: whether a checkpoint is a folder to which each process writes its part, or a file
-            with whole tensors, gathered on the first process. Any strategy reads both.
+        save_distributed_checkpoint: whether a checkpoint is a folder to which each process writes its part; if not, it
+            is a file with whole tensors, gathered on the first process. Any strategy reads both.
         kwargs: `ParallelStrategy`'s arguments.
 
     Example::
@@ -45,7 +45,7 @@ class ModelParallelStrategy(ShardedStrategy):
         *,
         data_parallel_size: int | Literal["auto"] = "auto",
         tensor_parallel_size: int | Literal["auto"] = "auto",
-        save_distributed_checkpoint: bool = False,
+        save_distributed_checkpoint: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(saves_parts=bool(save_distributed_checkpoint), **kwargs)

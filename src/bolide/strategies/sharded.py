@@ -49,7 +49,7 @@ class ShardedStrategy(ParallelStrategy):
             ConfigError: they are to be sharded, and written by a CheckpointIO.
         """
         if self.saves_parts:
-            need_library(f"A sharded checkpoint of strategy={self.strategy_name!r}")
+            need_library(f"A sharded checkpoint (strategy={self.strategy_name!r} saves such)")
             if self.checkpoint_io is not None:
                 raise ConfigError(
                     f"{type(self).__name__} is to save sharded checkpoints, which have a format of their own: leave "
