@@ -81,12 +81,12 @@ def write_folder(state: dict[str, Any], path: str, group: Any = None, failure: B
 
         try:
             collectives.on_rank_zero(lambda: _tidy_after_failure(path, finish), group)
-        except collectives.FailedOnRankZero:
+        except collectives.FailedOnRankZero as error:
             # where the first rank does not see them, on a file system of this machine, they are this rank's to remove
             with contextlib.suppress(OSError):
                 for name in () if io.exists(io.join(path, MANIFEST)) else written.files:
                     io.remove(io.join(path, name))
-            raise
+            raise error from failure
 
 
 def _tidy_after_failure(path: str, step: Callable[[], None]) -> None:
