@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -23,7 +24,7 @@ from bolide.launch.processes import RankError
 from bolide.strategies import DEEPSPEED_PRESETS, DeepSpeedStrategy, ParallelStrategy
 from bolide.strategies import deepspeed_config as settings
 from bolide.strategies import deepspeed_setup as setup
-from bolide.strategies.deepspeed_parts import EnginePrecision
+from bolide.strategies.deepspeed_parts import EnginePrecision, engine_of
 from tests.distributed.support import Net, batches, data, in_ranks, trainer
 from tests.distributed.test_sharded import Direct, Manual, Wide
 
@@ -288,6 +289,38 @@ def test_bf16_keeps_weights_of_full_precision(tmp_path: Path) -> None:
         first, kept, one, two = in_ranks(2, lambda stage=stage: work(stage))[0]
         assert all(torch.equal(first[name], kept[name]) for name in first), stage
         assert torch.equal(one, two), stage
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_module_is_fitted_and_evaluated_again_by_other_trainers() -> None:
+    def work(strategy: str, ranks: int, **options: Any) -> Any:
+        pl.seed_everything(3, verbose=False)
+        module = Wide()
+        for _ in range(3):
+            one = trainer(ranks, strategy=strategy, max_epochs=1, **options)
+            one.fit(module, batches(48, 12 // ranks))
+        val = batches(11, 2, seed=2)
+        last = trainer(ranks, strategy=strategy, **options)
+        assert engine_of(copy.deepcopy(module)) is None
+        return whole(one), last.validate(module, val, verbose=False)[0]["val"]
+
+    def kept(strategy: str) -> Any:
+        """The weights of full precision after a fit, and after another one that takes no step."""
+        module, options = Wide(), {"strategy": strategy, "precision": "bf16-mixed", "max_epochs": 1}
+        first, second = trainer(2, **options), trainer(2, max_steps=0, **options)
+        first.fit(module, batches(48, 6))
+        before = whole(first)
+        second.fit(module, batches(48, 6))
+        return before, whole(second)
+
+    right = work("auto", 1)
+    for stage in (1, 2, 3):
+        name = f"deepspeed_stage_{stage}"
+        weights, val = in_ranks(2, lambda name=name: work(name, 2))[0]
+        assert furthest(weights, right[0]) < 1e-5 and val == pytest.approx(right[1], abs=1e-5), stage
+        before, after = in_ranks(2, lambda name=name: kept(name))[0]
+        assert torch.equal(before, after), stage
 
 
 # ---------------------------------------------------------------------- files

@@ -22,7 +22,16 @@ from bolide.strategies import deepspeed_config as settings
 from bolide.strategies import deepspeed_setup as setup
 from bolide.strategies import deepspeed_state as states
 from bolide.strategies.control import ControlWord
-from bolide.strategies.deepspeed_parts import EngineOptimizer, EnginePrecision, Router, make_scheduler, the_one
+from bolide.strategies.deepspeed_parts import (
+    HELD,
+    EngineOptimizer,
+    EnginePrecision,
+    Held,
+    Router,
+    engine_of,
+    make_scheduler,
+    the_one,
+)
 from bolide.strategies.parallel import ParallelStrategy, same_modules, trainable
 from bolide.strategies.sharded import same_start
 from bolide.strategies.strategy import matching_keys, plain_keys
@@ -158,12 +167,12 @@ class DeepSpeedStrategy(ParallelStrategy):
             if not split:
                 same_modules(module)
                 same_start(module)
-            elif self._engine_of is not module:
+            elif engine_of(module) is not None:
+                self._engine, self._engine_of = engine_of(module), module
+            else:
                 self._open_engine(module, None, trains=False)
             return self.optimizers
-        if self._engine is not None:
-            self._engine.destroy()
-            self._engine = self._engine_of = None
+        self._end_engine_of(module)
         same_modules(module)
         optimizer = None if self._makes_optimizer(module) else the_one(build_optimizers())
         if optimizer is not None:
@@ -189,6 +198,18 @@ class DeepSpeedStrategy(ParallelStrategy):
         self._sync, self._open_losses = True, 0
         self.optimizers = [EngineOptimizer(self, optimizer)]
         return self.optimizers
+
+    def _end_engine_of(self, module: nn.Module) -> None:
+        """Takes the hooks of an earlier fit's engine out of the module; its weights of full precision go on."""
+        before = engine_of(module)
+        if before is None:
+            return
+        if self._half and not self._full:
+            named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+            self._full = {name: states.whole_weight(p).cpu().clone() for name, p in named}
+        before.destroy()
+        del module.__dict__[HELD]
+        self._engine = self._engine_of = None
 
     def _makes_optimizer(self, module: nn.Module) -> bool:
         """Whether DeepSpeed makes the optimizer, as its configuration says.
@@ -219,6 +240,7 @@ class DeepSpeedStrategy(ParallelStrategy):
             model=Router(module), optimizer=optimizer, model_parameters=own, config=config, dist_init_required=False
         )
         self._engine_of = module
+        module.__dict__[HELD] = Held(self._engine)
         if self._precision is not None:
             scales = bool(settings.get(config, "fp16.enabled")) and trains
             self._precision.loss_scaler = getattr(self._engine.optimizer, "loss_scaler", None) if scales else None
@@ -249,9 +271,10 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def close(self) -> None:
         """Lets go of the engine, the module and the optimizers."""
-        if self._engine is not None:
-            self._engine.destroy()
+        if self._engine_of is not None:
+            self._end_engine_of(self._engine_of)
         self._engine = self._engine_of = self._word = None
+        self._full = {}
         self._groups = []
         super().close()
 

@@ -45,6 +45,26 @@ class Router(nn.Module):
         return args[0] if name is None else getattr(self.module, name)(*args)
 
 
+HELD = "_deepspeed"
+"""The attribute of a module that names its engine: a later fit, of another trainer, takes its hooks out first."""
+
+
+class Held:
+    """The engine that has hooks in a module; a copy of the module has none."""
+
+    def __init__(self, engine: Any = None) -> None:
+        self.engine = engine
+
+    def __reduce__(self) -> Any:
+        return Held, ()
+
+
+def engine_of(module: nn.Module) -> Any:
+    """The engine that has hooks in a module; None where none has."""
+    held = module.__dict__.get(HELD)
+    return None if held is None else held.engine
+
+
 class EngineOptimizer:
     """The optimizer as callbacks and the module see it: its groups and settings are its own, its step is DeepSpeed's.
 
