@@ -51,6 +51,10 @@ print("and what follows it")
 """
 
 
+SLACK_S = 10
+"""What a machine with other work may add to a promise of seconds."""
+
+
 @pytest.mark.parametrize(
     ("what", "code", "told"),
     [
@@ -63,7 +67,7 @@ def test_a_rank_that_fails_takes_the_group_along(tmp_path: Path, what: str, code
     done = run_script(tmp_path, SCRIPT, what, str(tmp_path))
     ended_s = time.time()
     assert done.returncode == code, done.stderr[-2000:]
-    assert ended_s - float((tmp_path / "when").read_text()) < 5
+    assert ended_s - float((tmp_path / "when").read_text()) < 5 + SLACK_S
     assert gone([int((tmp_path / f"pid_{rank}").read_text()) for rank in range(2)], within_s=1)
     assert re.search(told, done.stderr), done.stderr[-2000:]
     assert "the end was reached" not in done.stdout and "what follows" not in done.stdout
@@ -76,7 +80,7 @@ def test_a_rank_that_fails_takes_the_group_along(tmp_path: Path, what: str, code
 def test_a_rank_that_hangs_is_found_and_all_stacks_are_printed(tmp_path: Path) -> None:
     done = run_script(tmp_path, SCRIPT, "hang", str(tmp_path))
     assert done.returncode == 1, done.stderr[-2000:]
-    assert time.time() - float((tmp_path / "when").read_text()) < 3 + 5
+    assert time.time() - float((tmp_path / "when").read_text()) < 3 + 5 + SLACK_S
     assert "No sign of life from rank" in done.stderr
     assert done.stderr.count("Stacks of rank") == 2
     assert re.search(r'train.py", line \d+ in training_step', done.stderr), done.stderr[-3000:]
