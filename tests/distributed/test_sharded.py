@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import bolide as pl
-from bolide.checkpoint.file import read_checkpoint
+from bolide.checkpoint.read import read_checkpoint
 from bolide.core.errors import ConfigError
 from bolide.launch.processes import RankError
 from bolide.strategies import FSDPStrategy, ModelParallelStrategy
