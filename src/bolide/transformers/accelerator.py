@@ -33,7 +33,7 @@ class Accelerator:
 
     @property
     def _strategy(self) -> Any:
-        return self._owner.engine.strategy
+        return self._owner._engine.strategy
 
     @property
     def device(self) -> torch.device:
@@ -93,7 +93,7 @@ class Accelerator:
     @property
     def sync_gradients(self) -> bool:
         """Whether the running batch is the last of its optimizer step."""
-        return bool(self._owner.is_last_of_step)
+        return bool(self._owner._is_last_of_step)
 
     @property
     def mixed_precision(self) -> str:
@@ -103,8 +103,8 @@ class Accelerator:
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """The backward pass, with the loss scaler where there is one."""
-        adapter = self._owner.adapter
-        if self._owner.several and adapter._run is not None:
+        adapter = self._owner._adapter
+        if self._owner._several and adapter._run is not None:
             ranks.before_backward(self._owner, self._strategy)
         if adapter._run is None:
             loss.backward(**kwargs)  # outside of a run, as in a test of one's own
@@ -117,7 +117,7 @@ class Accelerator:
 
     def autocast(self, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
         """The context of the run's precision."""
-        context: AbstractContextManager[Any] = self._owner.engine.precision_plugin.forward_context()
+        context: AbstractContextManager[Any] = self._owner._engine.precision_plugin.forward_context()
         return context
 
     @contextmanager

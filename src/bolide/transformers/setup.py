@@ -296,11 +296,11 @@ def use_learning_rate(trainer: Any) -> None:
     A rate that a callback or an optimizer of the user's own set is left alone.
     """
     schedule, optimizer = trainer.lr_scheduler, trainer.optimizer
-    if trainer.optimizer_is_users or not isinstance(schedule, Schedule):
+    if trainer._optimizer_is_users or not isinstance(schedule, Schedule):
         return
     new, old = trainer.args.learning_rate, schedule.base_lrs
     if all(rate == new for rate in old):
-        if trainer.horizon_changed:
+        if trainer._horizon_changed:
             schedule.apply()
         return
     info(f"learning_rate is {new:g} now, and was {old[0]:g} in the checkpoint: it holds from here on.")
