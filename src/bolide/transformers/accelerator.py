@@ -73,17 +73,25 @@ class Accelerator:
 
     @property
     def distributed_type(self) -> str:
-        """NO, or by what device several processes train: MULTI_GPU or MULTI_CPU."""
+        """NO, FSDP, or by what device several processes train: MULTI_GPU or MULTI_CPU."""
         if self.num_processes == 1:
             return "NO"
+        if self._owner.is_fsdp_enabled:
+            return "FSDP"
         return "MULTI_GPU" if self.device.type == "cuda" else "MULTI_CPU"
 
     @property
     def state(self) -> SimpleNamespace:
-        """Who this process is, and which plugins shard the model: none."""
+        """Who this process is, and which plugin shards the model."""
         names = ("device", "num_processes", "process_index", "local_process_index", "is_main_process",
                  "is_local_main_process", "is_last_process", "distributed_type", "mixed_precision")  # fmt: skip
-        return SimpleNamespace(**{name: getattr(self, name) for name in names}, deepspeed_plugin=None, fsdp_plugin=None)
+        found = {name: getattr(self, name) for name in names}
+        plugin = None
+        if self._owner.is_fsdp_enabled:
+            from bolide.transformers.sharding import Plugin
+
+            plugin = Plugin()
+        return SimpleNamespace(**found, deepspeed_plugin=None, fsdp_plugin=plugin)
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -162,7 +170,12 @@ class Accelerator:
         self._strategy.barrier()
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
-        """Clips gradients to a norm; returns the norm they had."""
+        """Clips gradients to a norm; returns the norm they had. All must call it where the model is sharded."""
+        if self._owner.is_fsdp_enabled:
+            from bolide.strategies.sharded import clip_over_meshes
+
+            given: list[Any] = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            return clip_over_meshes([p for p in given if p.grad is not None], max_norm)
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
@@ -170,7 +183,11 @@ class Accelerator:
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:
-        """The weights of a model by name."""
+        """The weights of a model by name: whole, on the first process, where it is sharded. All must call it then."""
+        if self._owner.is_fsdp_enabled:
+            from bolide.transformers.sharding import whole_state
+
+            return dict(whole_state(unwrapped(model)))
         return dict((unwrapped(model) if unwrap else model).state_dict())
 
     def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from bolide.callbacks.checkpoint import Checkpoint
 from bolide.engine.optimizers import clear_gradients
@@ -180,7 +181,8 @@ class Adapter(LightningModule):
         if not self.owner._logs_after(run.progress.step + 1, run.progress.is_last_batch):
             return None
         grads = [p.grad for p in self.in_model_order.param_groups[0]["params"] if p.grad is not None]
-        return nn.utils.get_total_norm(grads)
+        norm = nn.utils.get_total_norm(grads)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     # ------------------------------------------------------------------ evaluation
 

@@ -275,10 +275,19 @@ class Keeping:
         return folder
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the model, its configuration and the tokenizer into a folder: what `from_pretrained` reads."""
+        """Writes the model, its configuration and the tokenizer into a folder: what `from_pretrained` reads.
+
+        All processes must call it where the model is sharded.
+        """
         folder = output_dir if output_dir is not None else self.args.output_dir
         trainer: Any = self
-        if self.args.should_save:
+        if self.args.shards_model:
+            from bolide.transformers.sharding import whole_state
+
+            whole = whole_state(self.model)
+            if self.args.should_save:
+                self._save(folder, whole)
+        elif self.args.should_save:
             with averaged(trainer.optimizer):
                 self._save(folder)
         if self.args.push_to_hub and not _internal_call:
@@ -302,7 +311,9 @@ class Keeping:
     def _load_best_model(self) -> None:
         folder = self.state.best_model_checkpoint
         info(f"The weights are those of {folder}, the best checkpoint ({self.state.best_metric}).")
-        weights.load(self.model, weights.read(folder), folder)
+        found = weights.matching_keys(weights.read(folder), self.model)
+        trainer: Any = self
+        weights.load(self.model, trainer._engine.strategy.localized(self.model, found), folder)
 
     # ------------------------------------------------------------------ the hub
 

@@ -27,6 +27,7 @@ from bolide.engine.ranks import digest
 from bolide.launch.detect import detect
 from bolide.launch.group import open_group
 from bolide.strategies.ddp import DDPStrategy
+from bolide.strategies.parallel import ParallelStrategy
 from bolide.transformers import loss as losses
 from bolide.transformers.data import Window, Windows
 from bolide.transformers.evaluation import batch_size_of
@@ -72,8 +73,16 @@ def backend_of(args: Any) -> str | None:
     return None if args.ddp_backend == "nccl" else args.ddp_backend
 
 
-def strategy_for(args: Any, model: nn.Module) -> DDPStrategy:
-    """DDP with the settings of the arguments; unused parameters are looked for as transformers does."""
+def strategy_for(args: Any, model: nn.Module) -> ParallelStrategy:
+    """FSDP where it was asked for, else DDP, with the settings of the arguments.
+
+    Unused parameters are looked for as transformers does.
+    """
+    if args.fsdp:
+        from bolide.transformers import sharding  # torch's FSDP takes its time to import
+
+        if sharding.is_on(args):
+            return sharding.strategy_for(args, model, backend_of(args))
     unused = args.ddp_find_unused_parameters
     if unused is None:
         unused = hasattr(type(model), "is_gradient_checkpointing") and not args.checkpoints_activations

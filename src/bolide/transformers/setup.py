@@ -108,12 +108,25 @@ def _saving(args: Any, given: Given) -> Iterator[str]:
         yield str(MissingPackageError(f'save_strategy="{args.save_strategy}"', "safetensors", "safetensors"))
 
 
+def _sharding(args: Any, given: Given) -> Iterator[str]:
+    if not args.shards_model:
+        return
+    pair = given["optimizers"]
+    if isinstance(pair, tuple) and any(one is not None for one in pair):
+        yield (
+            f"fsdp={args.fsdp!r}: an optimizer that is made before the model is sharded holds parameters that it no "
+            "longer has; write optimizer_cls_and_kwargs=(class, arguments), or override create_optimizer"
+        )
+    if is_peft(given["model"]):
+        yield f"fsdp={args.fsdp!r}: a PEFT model was not tried sharded; leave fsdp out, or merge its adapters"
+
+
 def _several(args: Any, given: Given) -> Iterator[str]:
     yield from ranks.refused(args)
 
 
 RULES: tuple[Callable[[Any, Given], Iterator[str]], ...] = (
-    _model, _optimizers, _data, _metrics, _callbacks, _saving, _several,
+    _model, _optimizers, _data, _metrics, _callbacks, _saving, _sharding, _several,
 )  # fmt: skip
 
 

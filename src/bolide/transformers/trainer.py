@@ -259,7 +259,12 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         """Whether the model is moved to the device."""
         return self.args.place_model_on_device
 
-    is_deepspeed_enabled = is_fsdp_enabled = False
+    is_deepspeed_enabled = False
+
+    @property
+    def is_fsdp_enabled(self) -> bool:
+        """Whether the model is spread over the processes."""
+        return self.args.shards_model
 
     @property
     def tokenizer(self) -> Any:
