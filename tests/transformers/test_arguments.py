@@ -123,7 +123,7 @@ WRONG = [
     ({"dataloader_prefetch_factor": 2}, "needs workers"),
     ({"torch_empty_cache_steps": 0}, "torch_empty_cache_steps=0"),
     ({"use_liger_kernel": True}, "Liger"),
-    ({"fsdp": "full_shard"}, "sharding is not built"),
+    ({"fsdp": "full_shard"}, "start the script with"),
     ({"deepspeed": {"zero_optimization": {}}}, "DeepSpeed is not built"),
     ({"debug": "tpu_metrics_debug"}, "there is 'underflow_overflow'"),
     ({"optim": "galore_adamw"}, "is not built; write optim='adamw_torch'"),

@@ -254,8 +254,47 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, accumulate):
     shutil.rmtree(tmp_path / "cut" / "checkpoint-2", ignore_errors=True)
     newest = sorted(tmp_path.glob("whole/checkpoint-*"))[-1]
     trainer = door.Trainer(Net(), arguments(door, str(tmp_path / "one")), train_dataset=points(15))
-    with pytest.raises(CheckpointError, match="saved by 2 process"):
+    if accumulate == 1:  # a step of 4 samples, as of two processes with 2 each
         trainer.train(resume_from_checkpoint=str(newest))
+    else:
+        with pytest.raises(CheckpointError, match="saved by 2 process.*steps are of 8 samples, and those of now of 4"):
+            trainer.train(resume_from_checkpoint=str(newest))
+
+
+def test_it_goes_on_with_another_number_of_processes(tmp_path):
+    """Behind the samples that were trained on, whatever the order comes from; 8 samples to a step, 5 steps an epoch."""
+    kinds: dict[str, Any] = {
+        "by seed": (points(40), {}),
+        "by the global generator": (points(40), {"accelerator_config": {"use_seedable_sampler": False}}),
+        "a stream": (Stream(points(40)), {}),
+        "workers": (points(40), {"dataloader_num_workers": 1}),
+    }
+
+    def run(kind: str, out: str, batch: int, windows: int, resume: str | None = None, halt: bool = False) -> Any:
+        data, more = kinds[kind]
+        args = arguments(
+            door, str(tmp_path / kind / out), per_device_train_batch_size=batch, gradient_accumulation_steps=windows,
+            max_steps=7, save_strategy="steps", save_steps=3, **more,
+        )  # fmt: skip
+        trainer = door.Trainer(Net(0.0), args, train_dataset=data, callbacks=[Halts(4)] if halt else [])
+        torch.manual_seed(3)
+        trainer.train(resume_from_checkpoint=str(tmp_path / kind / resume / "checkpoint-3") if resume else None)
+        return vector(trainer.model)
+
+    whole = {kind: run(kind, "whole", 4, 2) for kind in kinds}
+    for kind in kinds:
+        run(kind, "one", 2, 4, halt=True)
+
+    def work() -> Any:
+        for kind in kinds:
+            run(kind, "two", 2, 2, halt=True)
+        return {kind: run(kind, "a", 4, 1, "one") for kind in kinds}
+
+    for found in in_ranks(2, work):
+        torch.testing.assert_close(found, whole, atol=1e-6, rtol=0)
+    for batch, windows in ((8, 1), (4, 2)):
+        found = {kind: run(kind, "b", batch, windows, "two") for kind in kinds}
+        torch.testing.assert_close(found, whole, atol=1e-6, rtol=0)
 
 
 def test_three_ranks_and_a_stream_go_on_with_the_same_bits(tmp_path):

@@ -33,7 +33,7 @@ class Accelerator:
 
     @property
     def _strategy(self) -> Any:
-        return self._owner.engine.strategy
+        return self._owner._engine.strategy
 
     @property
     def device(self) -> torch.device:
@@ -73,17 +73,25 @@ class Accelerator:
 
     @property
     def distributed_type(self) -> str:
-        """NO, or by what device several processes train: MULTI_GPU or MULTI_CPU."""
+        """NO, FSDP, or by what device several processes train: MULTI_GPU or MULTI_CPU."""
         if self.num_processes == 1:
             return "NO"
+        if self._owner.is_fsdp_enabled:
+            return "FSDP"
         return "MULTI_GPU" if self.device.type == "cuda" else "MULTI_CPU"
 
     @property
     def state(self) -> SimpleNamespace:
-        """Who this process is, and which plugins shard the model: none."""
+        """Who this process is, and which plugin shards the model."""
         names = ("device", "num_processes", "process_index", "local_process_index", "is_main_process",
                  "is_local_main_process", "is_last_process", "distributed_type", "mixed_precision")  # fmt: skip
-        return SimpleNamespace(**{name: getattr(self, name) for name in names}, deepspeed_plugin=None, fsdp_plugin=None)
+        found = {name: getattr(self, name) for name in names}
+        plugin = None
+        if self._owner.is_fsdp_enabled:
+            from bolide.transformers.sharding import Plugin
+
+            plugin = Plugin()
+        return SimpleNamespace(**found, deepspeed_plugin=None, fsdp_plugin=plugin)
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -93,7 +101,7 @@ class Accelerator:
     @property
     def sync_gradients(self) -> bool:
         """Whether the running batch is the last of its optimizer step."""
-        return bool(self._owner.is_last_of_step)
+        return bool(self._owner._is_last_of_step)
 
     @property
     def mixed_precision(self) -> str:
@@ -103,8 +111,8 @@ class Accelerator:
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """The backward pass, with the loss scaler where there is one."""
-        adapter = self._owner.adapter
-        if self._owner.several and adapter._run is not None:
+        adapter = self._owner._adapter
+        if self._owner._several and adapter._run is not None:
             ranks.before_backward(self._owner, self._strategy)
         if adapter._run is None:
             loss.backward(**kwargs)  # outside of a run, as in a test of one's own
@@ -117,7 +125,7 @@ class Accelerator:
 
     def autocast(self, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
         """The context of the run's precision."""
-        context: AbstractContextManager[Any] = self._owner.engine.precision_plugin.forward_context()
+        context: AbstractContextManager[Any] = self._owner._engine.precision_plugin.forward_context()
         return context
 
     @contextmanager
@@ -162,7 +170,12 @@ class Accelerator:
         self._strategy.barrier()
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
-        """Clips gradients to a norm; returns the norm they had."""
+        """Clips gradients to a norm; returns the norm they had. All must call it where the model is sharded."""
+        if self._owner.is_fsdp_enabled:
+            from bolide.strategies.sharded import clip_over_meshes
+
+            given: list[Any] = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            return clip_over_meshes([p for p in given if p.grad is not None], max_norm)
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
@@ -170,7 +183,11 @@ class Accelerator:
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:
-        """The weights of a model by name."""
+        """The weights of a model by name: whole, on the first process, where it is sharded. All must call it then."""
+        if self._owner.is_fsdp_enabled:
+            from bolide.transformers.sharding import whole_state
+
+            return dict(whole_state(unwrapped(model)))
         return dict((unwrapped(model) if unwrap else model).state_dict())
 
     def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:

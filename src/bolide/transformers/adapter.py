@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from bolide.callbacks.checkpoint import Checkpoint
 from bolide.engine.optimizers import clear_gradients
@@ -79,7 +80,7 @@ class Adapter(LightningModule):
     def choose_step(self) -> None:
         """Picks the step, again wherever somebody may have changed what it depends on."""
         self.hears_within_steps = self.owner.callback_handler.hears_within_steps
-        is_plain = not (self.is_mixed or self.hears_within_steps) and self.owner.steps_plainly()
+        is_plain = not (self.is_mixed or self.hears_within_steps) and self.owner._steps_plainly()
         chosen: Any = self.mixed_training_step if self.is_mixed else self.plain_training_step if is_plain else None
         before = self.__dict__.pop("training_step", None)
         if chosen is not None:
@@ -107,44 +108,48 @@ class Adapter(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One optimizer step: a batch, or a window of them."""
         owner, run, net = self.owner, self.__dict__["_run"], self.net
-        several, control = owner.several, owner.control
+        several, control = owner._several, owner.control
         more: tuple[Any, ...] = ()
         control.should_log = control.should_evaluate = control.should_save = False
         if self.hears_within_steps:
-            owner.tell("on_step_begin")
+            owner._tell("on_step_begin")
         window = batch if batch.__class__ is Window else (batch,)
-        if owner.weighs:
-            window, count = owner.weigh(window)
-            more = (count,) if owner.step_takes_count else ()
+        if owner._weighs:
+            window, count = owner._weigh(window)
+            more = (count,) if owner._step_takes_count else ()
         final, total = len(window) - 1, None
         if several:
-            owner.backwards = 0
-            owner.batch_shares = owner.batch_shares or [1.0] * len(window)
+            owner._backwards = 0
+            owner._batch_shares = owner._batch_shares or [1.0] * len(window)
         for i, inputs in enumerate(window):
             if final:
-                owner.is_last_of_step = i == final
+                owner._is_last_of_step = i == final
                 run.strategy.set_sync(i == final)
-            if owner.loss_weights is not None:
-                owner.loss_weight = owner.loss_weights[i]
+            if owner._loss_weights is not None:
+                owner._loss_weight = owner._loss_weights[i]
             if several:
-                owner.loss_scale, owner.batch_share, owner.weighed = owner.loss_scales[i], owner.batch_shares[i], False
+                owner._loss_scale, owner._batch_share, owner._weighed = (
+                    owner._loss_scales[i],
+                    owner._batch_shares[i],
+                    False,
+                )
             loss = owner.training_step(net, inputs, *more)
-            if several and not owner.weighed:
-                loss = loss * owner.batch_share
+            if several and not owner._weighed:
+                loss = loss * owner._batch_share
             total = loss if total is None else total + loss
-            if owner.counts_work and not (several and owner.batch_share == 0.0):
-                owner.count_work(inputs)
+            if owner._counts_work and not (several and owner._batch_share == 0.0):
+                owner._count_work(inputs)
             if i != final:
-                owner.tell("on_substep_end")
-        owner.loss_weight = None
+                owner._tell("on_substep_end")
+        owner._loss_weight = None
         if several:
             ranks.check_backward(owner)
-            owner.share_tokens()
+            owner._share_tokens()
         self.finish_step(owner, run, total)
 
     def finish_step(self, owner: Any, run: Run, loss: Tensor | None) -> None:
         """What follows the backward pass: clip, step, schedule, forget the gradients."""
-        optimizer, scaler, progress, record = run.optimizers[0], run.precision.scaler, run.progress, owner.losses
+        optimizer, scaler, progress, record = run.optimizers[0], run.precision.scaler, run.progress, owner._losses
         record.add(loss)
         if scaler is not None:
             scaler.unscale_(optimizer)
@@ -154,7 +159,7 @@ class Adapter(LightningModule):
             record.norm = self.norm_where_logged(run)
         record.lr = optimizer.param_groups[0]["lr"]
         if self.hears_within_steps:
-            owner.tell("on_pre_optimizer_step")
+            owner._tell("on_pre_optimizer_step")
         skipped = False
         if scaler is None:
             optimizer.step()
@@ -166,23 +171,24 @@ class Adapter(LightningModule):
         progress.commit_step()
         run.stepped_in_batch = True
         if self.hears_within_steps:
-            owner.tell("on_optimizer_step")
-        if owner.steps_scheduler and not skipped:
+            owner._tell("on_optimizer_step")
+        if owner._steps_scheduler and not skipped:
             owner.lr_scheduler.step()
         clear_gradients(optimizer)
 
     def norm_where_logged(self, run: Run) -> Tensor | None:
         """The norm of gradients that are not clipped, where the step is logged; else None: it costs something."""
-        if not self.owner.logs_after(run.progress.step + 1, run.progress.is_last_batch):
+        if not self.owner._logs_after(run.progress.step + 1, run.progress.is_last_batch):
             return None
         grads = [p.grad for p in self.in_model_order.param_groups[0]["params"] if p.grad is not None]
-        return nn.utils.get_total_norm(grads)
+        norm = nn.utils.get_total_norm(grads)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     # ------------------------------------------------------------------ evaluation
 
     def predict_step(self, batch: Any, batch_idx: int) -> None:
         """One batch of an evaluation."""
-        self.owner.collect(batch)
+        self.owner._collect(batch)
 
 
 class Bridge(Checkpoint):
@@ -201,11 +207,11 @@ class Bridge(Checkpoint):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Training begins, or goes on."""
         owner = self.owner
-        owner.begin(self.resumed)
+        owner._begin(self.resumed)
         owner.callback_handler.quiet_until = 0
-        owner.adapter.choose_step()
+        owner._adapter.choose_step()
         self.resumed = None
-        if owner.several:
+        if owner._several:
             ranks.agree(owner, "the start of training")
         self.stop_where_asked(trainer)
 
@@ -213,9 +219,9 @@ class Bridge(Checkpoint):
         """An epoch begins."""
         owner = self.owner
         owner.control.should_epoch_stop = False
-        owner.adapter.begin_epoch()
-        owner.tell("on_epoch_begin")
-        owner.adapter.choose_step()
+        owner._adapter.begin_epoch()
+        owner._tell("on_epoch_begin")
+        owner._adapter.choose_step()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -224,30 +230,30 @@ class Bridge(Checkpoint):
         owner = self.owner
         state, progress, handler = owner.state, trainer.progress, owner.callback_handler
         step = state.global_step = progress.step
-        batches = owner.batches_per_epoch
+        batches = owner._batches_per_epoch
         if batches != math.inf:
-            state.epoch = progress.epoch + min(progress.batch * owner.window_size, batches) / batches
+            state.epoch = progress.epoch + min(progress.batch * owner._window_size, batches) / batches
         else:
             state.epoch = progress.epoch + progress.batch / max(1, state.max_steps)
         if owner.args.torch_empty_cache_steps and step % owner.args.torch_empty_cache_steps == 0:
             owner.accelerator.free_memory()
         if step < handler.quiet_until:
-            if not owner.several:
+            if not owner._several:
                 return
         else:
-            owner.tell("on_step_end")
-        if owner.several:
+            owner._tell("on_step_end")
+        if owner._several:
             ranks.agree(owner, "the end of a step")
         control = owner.control
         if control.should_log or control.should_evaluate or control.should_save:
-            owner.act()
+            owner._act()
             control = owner.control
         self.stop_where_asked(trainer)
         if control.should_epoch_stop:
-            owner.adapter.end_epoch()
+            owner._adapter.end_epoch()
         if step < handler.quiet_until:
             return
-        owner.adapter.choose_step()
+        owner._adapter.choose_step()
         handler.look_ahead(owner.args, state)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -255,11 +261,11 @@ class Bridge(Checkpoint):
         owner = self.owner
         control = owner.control
         control.should_log = control.should_evaluate = control.should_save = False
-        control = owner.tell("on_epoch_end")
-        if owner.several:
+        control = owner._tell("on_epoch_end")
+        if owner._several:
             ranks.agree(owner, "the end of an epoch")
         if control.should_log or control.should_evaluate or control.should_save:
-            owner.act()
+            owner._act()
         self.stop_where_asked(trainer)
 
     def stop_where_asked(self, trainer: Any) -> None:
@@ -267,15 +273,15 @@ class Bridge(Checkpoint):
         owner = self.owner
         if owner.control.should_training_stop or owner.state.global_step >= owner.state.max_steps:
             trainer.should_stop = True
-            if owner.several:  # all ranks have agreed on it, and need not hear of it in the next step
-                owner.adapter._running("training").stop_agreed = True
+            if owner._several:  # all ranks have agreed on it, and need not hear of it in the next step
+                owner._adapter._running("training").stop_agreed = True
 
     def state_dict(self) -> dict[str, Any]:
         """What trainer_state.json has no place for: losses that are not logged yet, a stop that was asked for."""
         owner = self.owner
         control = owner.control
         return {
-            "losses": owner.losses.state_dict(),
+            "losses": owner._losses.state_dict(),
             "stop": bool(control.should_training_stop and owner.state.global_step < owner.state.max_steps),
             "stop_epoch": bool(control.should_epoch_stop),
             "max_steps": owner.state.max_steps,
@@ -290,4 +296,4 @@ class Bridge(Checkpoint):
         owner = self.owner
         if owner.args.save_strategy == "no" or owner.state.global_step == 0:
             return None
-        return str(owner.save_now())
+        return str(owner._save_now())

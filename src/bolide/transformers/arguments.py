@@ -184,7 +184,8 @@ class TrainingArguments(metaclass=AcceptsOldNames):
     ddp_static_graph: bool | None = told("The graph does not change.")
     ddp_backend: str | None = told("Backend of the process group.")
     ddp_timeout: int = told("Timeout of the process group, in seconds.", 1800)
-    fsdp: None | str | list[str] = told("Shards the model.")
+    # True, too: the parser of command lines knows no such choice of kinds
+    fsdp: None | str | list[str] = told("Shards the model: 'true', or words such as 'full_shard'.")
     fsdp_config: dict[str, Any] | str | None = told("Settings of the sharding.")
     deepspeed: dict[str, Any] | str | None = told("Settings of DeepSpeed.")
     accelerator_config: dict[str, Any] | str | None = told("Settings of how data is split.")
@@ -285,6 +286,15 @@ class TrainingArguments(metaclass=AcceptsOldNames):
     def checkpoints_activations(self) -> bool:
         """Whether activations are recomputed, under either name."""
         return bool(self.activation_checkpointing or self.gradient_checkpointing)
+
+    @property
+    def shards_model(self) -> bool:
+        """Whether each process holds a part of the model: `fsdp`."""
+        if not self.fsdp:
+            return False
+        from bolide.transformers import sharding  # torch's FSDP takes its time to import
+
+        return sharding.is_on(self)
 
     # ------------------------------------------------------------------ old names that scripts read
 

@@ -94,7 +94,7 @@ class Evaluating:
         metrics = ranks.of_first(self.args, self._with_speed(output, metric_key_prefix, started_s))
         trainer.log(metrics)
         self.control.should_evaluate = False
-        trainer.tell("on_evaluate", metrics=metrics)
+        trainer._tell("on_evaluate", metrics=metrics)
         return metrics
 
     def predict(
@@ -107,7 +107,7 @@ class Evaluating:
         started_s = time.time()
         output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
         metrics = ranks.of_first(self.args, self._with_speed(output, metric_key_prefix, started_s))
-        trainer.tell("on_predict", metrics=metrics)
+        trainer._tell("on_predict", metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
     def _with_speed(self, output: EvalLoopOutput, prefix: str, started_s: float) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Evaluating:
         collected.loader = dataloader
         try:
             with torch.no_grad(), averaged(trainer.optimizer):
-                trainer.engine.predict(trainer.adapter, dataloader, return_predictions=False)
+                trainer._engine.predict(trainer._adapter, dataloader, return_predictions=False)
             if collected.last is not None:
                 self._metrics_of_batch(collected, collected.last, final=True)
         finally:
@@ -154,7 +154,7 @@ class Evaluating:
             return EvalLoopOutput(None, None, metrics, collected.samples)
         return EvalLoopOutput(collected.predictions.result(), collected.labels.result(), metrics, collected.samples)
 
-    def collect(self, inputs: Any) -> None:
+    def _collect(self, inputs: Any) -> None:
         """One batch of the running evaluation: the engine's prediction step."""
         trainer: Any = self
         collected = self._running_pass
@@ -166,10 +166,10 @@ class Evaluating:
         if logits is not None and self.preprocess_logits_for_metrics is not None:
             logits = self.preprocess_logits_for_metrics(logits, labels)
         found = (size, loss, logits, labels, self._inputs_kept(inputs))
-        for one in ranks.in_order(found) if trainer.several else (found,):
+        for one in ranks.in_order(found) if trainer._several else (found,):
             self._take_in(collected, *one)
         if trainer.callback_handler.listeners("on_prediction_step"):
-            trainer.tell("on_prediction_step")
+            trainer._tell("on_prediction_step")
 
     def _take_in(self, collected: Pass, size: int, loss: Any, logits: Any, labels: Any, kept: Any) -> None:
         """Takes in one batch, of this process or another."""

@@ -25,7 +25,7 @@ from bolide.checkpoint.file import read_checkpoint, write_checkpoint
 from bolide.core.errors import CheckpointError, CheckpointNotFoundError
 from bolide.core.messages import warn
 from bolide.seed import generators, states_of
-from bolide.transformers import foreign, weights
+from bolide.transformers import foreign, moving, weights
 from bolide.transformers.state import save_state
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
@@ -206,7 +206,12 @@ class FolderFormat:
         io.make_dirs(part)
         args, state = self.owner.args, self.owner.state
         try:
-            self.owner._save(part)
+            if args.shards_model:  # each process has parts, of which the whole was gathered
+                from bolide.transformers.sharding import tied
+
+                self.owner._save(part, tied(self.owner.model, checkpoint["state_dict"]))
+            else:
+                self.owner._save(part)
             if not args.save_only_model and "optimizer_states" in checkpoint:
                 self._save_training(checkpoint, part)
             save_state(state, os.path.join(part, TRAINER_STATE_NAME))
@@ -235,6 +240,7 @@ class FolderFormat:
         for name, rng in _random_states(rest["bolide"]):
             _write_torch(rng, os.path.join(part, name))
         rest["optimizer_states"], rest["lr_schedulers"] = [], []
+        rest["bolide"] = {**rest["bolide"], moving.SAMPLES: self.owner.get_total_train_batch_size()}
         write_checkpoint(rest, os.path.join(part, OWN_STATE_NAME))
 
     def load_checkpoint(self, path: str, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
@@ -262,10 +268,12 @@ class FolderFormat:
             checkpoint = foreign.checkpoint_of(path, self.owner)
         before, now = checkpoint["bolide"].get("world_size", 1), self.owner.args.world_size
         if before != now:
-            raise CheckpointError(
-                f"{path!r} was saved by {before} process(es), and there are {now}: start {before}, or load the model "
-                "from it and start a new run"
-            )
+            try:
+                checkpoint["bolide"] = moving.for_processes_of_now(checkpoint["bolide"], self.owner)
+            except moving.OtherStepError as error:
+                raise CheckpointError(
+                    f"{path!r} was saved by {before} process(es), and there are {now}: {error}"
+                ) from None
         if self.owner.args.ignore_data_skip:
             begin_epoch_anew(checkpoint["bolide"])
         optimizer = os.path.join(path, OPTIMIZER_NAME)

@@ -30,7 +30,7 @@ class Keeping:
     model: Any
     state: Any
     control: Any
-    losses: Any
+    _losses: Any
     processing_class: Any
     data_collator: Any
     callback_handler: Any
@@ -39,7 +39,7 @@ class Keeping:
     hp_name: Any
     _trial: Any
     _flos_per_token: float | None
-    pushes: list[Any]
+    _pushes: list[Any]
     _started_s: float | None = None
     _tokens_of_step = 0
     _ignore_keys_for_eval: list[str] | None = None
@@ -61,7 +61,7 @@ class Keeping:
     def end(self) -> None:
         """Lets go of what a run holds: engine, optimizer, cached device memory. The model stays."""
         trainer: Any = self
-        trainer._engine = trainer._adapter = trainer._engine_loader = None
+        trainer._made_engine = trainer._made_adapter = trainer._engine_loader = None
         trainer.optimizer = self.lr_scheduler = None
         trainer.accelerator.free_memory()
 
@@ -79,7 +79,7 @@ class Keeping:
 
     # ------------------------------------------------------------------ what callbacks asked for
 
-    def act(self) -> None:
+    def _act(self) -> None:
         """Logs, evaluates and saves, in this order, where the control says so."""
         trainer: Any = self
         if self.control.should_log:
@@ -91,14 +91,14 @@ class Keeping:
             if self.args.save_strategy == "best":
                 self.control.should_save = better
         if self.control.should_save:
-            self.save_now()
+            self._save_now()
         if metrics is not None:
             trainer.model_wrapped.train()
-        if trainer.several:  # what callbacks asked for meanwhile
+        if trainer._several:  # what callbacks asked for meanwhile
             ranks.agree(self, "the end of an evaluation or a save")
 
     def _log_training(self) -> None:
-        record = self.losses
+        record = self._losses
         loss, bad = record.take()
         if loss is None:
             return
@@ -115,7 +115,7 @@ class Keeping:
         """An evaluation within training; a schedule that looks at a metric looks now."""
         trainer: Any = self
         metrics: dict[str, float] = trainer.evaluate(ignore_keys=ignore_keys)
-        if not skip_scheduler and not trainer.steps_scheduler:
+        if not skip_scheduler and not trainer._steps_scheduler:
             self.lr_scheduler.step(self._watched(metrics))
         return metrics
 
@@ -163,9 +163,9 @@ class Keeping:
         run.log_history.append({**logs, "step": run.global_step})
         trainer: Any = self
         self.control.should_log = False
-        trainer.tell("on_log", logs=logs)
+        trainer._tell("on_log", logs=logs)
 
-    def count_work(self, inputs: Any) -> None:
+    def _count_work(self, inputs: Any) -> None:
         """Adds a batch's floating-point operations and tokens."""
         trainer: Any = self
         self.current_flos += self.floating_point_ops(inputs)
@@ -176,10 +176,10 @@ class Keeping:
                 self._tokens_of_step += int(inputs["attention_mask"].sum())
             elif isinstance(tokens, torch.Tensor):
                 self._tokens_of_step += tokens.numel()
-            if not trainer.several:
-                self.share_tokens()
+            if not trainer._several:
+                self._share_tokens()
 
-    def share_tokens(self) -> None:
+    def _share_tokens(self) -> None:
         """Adds the tokens of a batch, or those of all processes in a step, to the record."""
         if self.args.include_num_input_tokens_seen != "no":
             self.state.num_input_tokens_seen += int(ranks.summed(self.args, self._tokens_of_step))
@@ -244,13 +244,13 @@ class Keeping:
             return os.path.join(self.args.output_dir, self.hp_name(self._trial))
         return os.path.join(self.args.output_dir, f"run-{getattr(self._trial, 'number', 0)}")
 
-    def save_now(self) -> str:
+    def _save_now(self) -> str:
         """Saves a checkpoint, tells callbacks, removes what is too much; returns its folder."""
         trainer: Any = self
         with averaged(trainer.optimizer):
             folder = self._save_checkpoint(trainer.model, self._trial)
             self.control.should_save = False
-            trainer.tell("on_save")
+            trainer._tell("on_save")
         if self.args.push_to_hub:
             hub.push_on_save(self, folder)
         return folder
@@ -265,20 +265,29 @@ class Keeping:
                 run.best_model_checkpoint = best
         run.stateful_callbacks = state.exported(list(self.callback_handler.callbacks), self.control)
         self.store_flos()
-        if not (args.should_save or trainer.several):
+        if not (args.should_save or trainer._several):
             return folder
         # all processes hand in their state, and the first one writes
-        trainer.engine.save_checkpoint(folder, weights_only=args.save_only_model)
+        trainer._engine.save_checkpoint(folder, weights_only=args.save_only_model)
         if args.should_save:
             rotate(self._run_dir(), args.save_total_limit, run.best_model_checkpoint)
         collectives.barrier()  # nobody looks for a folder that is on its way
         return folder
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the model, its configuration and the tokenizer into a folder: what `from_pretrained` reads."""
+        """Writes the model, its configuration and the tokenizer into a folder: what `from_pretrained` reads.
+
+        All processes must call it where the model is sharded.
+        """
         folder = output_dir if output_dir is not None else self.args.output_dir
         trainer: Any = self
-        if self.args.should_save:
+        if self.args.shards_model:
+            from bolide.transformers.sharding import whole_state
+
+            whole = whole_state(self.model)
+            if self.args.should_save:
+                self._save(folder, whole)
+        elif self.args.should_save:
             with averaged(trainer.optimizer):
                 self._save(folder)
         if self.args.push_to_hub and not _internal_call:
@@ -302,7 +311,9 @@ class Keeping:
     def _load_best_model(self) -> None:
         folder = self.state.best_model_checkpoint
         info(f"The weights are those of {folder}, the best checkpoint ({self.state.best_metric}).")
-        weights.load(self.model, weights.read(folder), folder)
+        found = weights.matching_keys(weights.read(folder), self.model)
+        trainer: Any = self
+        weights.load(self.model, trainer._engine.strategy.localized(self.model, found), folder)
 
     # ------------------------------------------------------------------ the hub
 
@@ -313,8 +324,8 @@ class Keeping:
 
     def _finish_current_push(self) -> None:
         """Waits for the uploads that run in the background; their errors are raised here."""
-        while self.pushes:
-            self.pushes.pop(0).result()
+        while self._pushes:
+            self._pushes.pop(0).result()
 
     def create_model_card(self, **facts: Any) -> None:
         """Writes README.md with what is known of the run."""
@@ -338,11 +349,11 @@ class Keeping:
         if not self.is_world_process_zero():
             return None
         self.save_model(_internal_call=True)
-        trainer.tell("on_push_begin")
+        trainer._tell("on_push_begin")
         self.create_model_card(**facts)
         pushed = hub.push(self, self.args.output_dir, commit_message, blocking, token, revision)
         if not blocking:
-            self.pushes.append(pushed)
+            self._pushes.append(pushed)
         return pushed
 
 

@@ -33,8 +33,8 @@ class Making:
     optimizer: Any
     lr_scheduler: Any
     optimizer_cls_and_kwargs: Any
-    optimizer_is_users = False
-    horizon_changed = False
+    _optimizer_is_users = False
+    _horizon_changed = False
     _signature_columns: list[str] | None = None
 
     # ------------------------------------------------------------------ loaders
@@ -159,7 +159,7 @@ class Making:
         size = ranks.size_here(args, args.train_batch_size)
         return int(size * args.gradient_accumulation_steps * args.world_size)
 
-    def num_train_samples(self, batches: float) -> float:
+    def _num_train_samples(self, batches: float) -> float:
         """Samples of the whole training."""
         if self.args.max_steps > 0 or math.isinf(batches):
             return self.state.max_steps * self.get_total_train_batch_size()
@@ -171,11 +171,11 @@ class Making:
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Makes both, where they were not given."""
-        self.optimizer_is_users = self.optimizer is not None
+        self._optimizer_is_users = self.optimizer is not None
         takes = bool(inspect.signature(self.create_optimizer).parameters)
         self.create_optimizer(self.model) if takes else self.create_optimizer()
         self.create_scheduler(num_training_steps, self.optimizer)
-        self.steps_scheduler = not isinstance(self.lr_scheduler, ReduceLROnPlateau)
+        self._steps_scheduler = not isinstance(self.lr_scheduler, ReduceLROnPlateau)
         self._tell_callbacks_of()  # type: ignore[attr-defined]
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:

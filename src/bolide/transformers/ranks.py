@@ -27,6 +27,7 @@ from bolide.engine.ranks import digest
 from bolide.launch.detect import detect
 from bolide.launch.group import open_group
 from bolide.strategies.ddp import DDPStrategy
+from bolide.strategies.parallel import ParallelStrategy
 from bolide.transformers import loss as losses
 from bolide.transformers.data import Window, Windows
 from bolide.transformers.evaluation import batch_size_of
@@ -72,8 +73,16 @@ def backend_of(args: Any) -> str | None:
     return None if args.ddp_backend == "nccl" else args.ddp_backend
 
 
-def strategy_for(args: Any, model: nn.Module) -> DDPStrategy:
-    """DDP with the settings of the arguments; unused parameters are looked for as transformers does."""
+def strategy_for(args: Any, model: nn.Module) -> ParallelStrategy:
+    """FSDP where it was asked for, else DDP, with the settings of the arguments.
+
+    Unused parameters are looked for as transformers does.
+    """
+    if args.fsdp:
+        from bolide.transformers import sharding  # torch's FSDP takes its time to import
+
+        if sharding.is_on(args):
+            return sharding.strategy_for(args, model, backend_of(args))
     unused = args.ddp_find_unused_parameters
     if unused is None:
         unused = hasattr(type(model), "is_gradient_checkpointing") and not args.checkpoints_activations
@@ -371,24 +380,24 @@ class SharedStep:
     """What the trainer keeps of a step that several processes share.
 
     Attributes:
-        several: whether there are several processes.
-        weighed: whether the running batch's loss has its weight in the step already.
-        backwards: backward passes by the accelerator in the step.
-        batch_share: of the running batch among those of all processes, by samples; 0 where it is there to fill up.
-        batch_shares: those of all batches of the step.
-        loss_scale: what a loss is multiplied by that was divided by the labels of the step.
-        loss_scales: those of all batches of the step.
-        kind_of_weights: by what batches are weighed, as all processes have said.
+        _several: whether there are several processes.
+        _weighed: whether the running batch's loss has its weight in the step already.
+        _backwards: backward passes by the accelerator in the step.
+        _batch_share: of the running batch among those of all processes, by samples; 0 where it is there to fill up.
+        _batch_shares: those of all batches of the step.
+        _loss_scale: what a loss is multiplied by that was divided by the labels of the step.
+        _loss_scales: those of all batches of the step.
+        _kind_of_weights: by what batches are weighed, as all processes have said.
     """
 
-    several = False
-    weighed = False
-    backwards = 0
-    batch_share = 1.0
-    batch_shares: Any = None
-    loss_scale: Any = 1.0
-    loss_scales: Any = None
-    kind_of_weights: float | None = None
+    _several = False
+    _weighed = False
+    _backwards = 0
+    _batch_share = 1.0
+    _batch_shares: Any = None
+    _loss_scale: Any = 1.0
+    _loss_scales: Any = None
+    _kind_of_weights: float | None = None
 
 
 def weigh(owner: Any, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
@@ -402,15 +411,15 @@ def weigh(owner: Any, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
     if owner._own_samples:
         window, count = owner.get_batch_samples(iter(window), len(window), args.device)
     weights, total, scale = weights_of(owner, window, shares)
-    owner.batch_shares = shares
-    owner.loss_weights = weights
-    owner.loss_scales = [scale if share else 0.0 for share in shares]
+    owner._batch_shares = shares
+    owner._loss_weights = weights
+    owner._loss_scales = [scale if share else 0.0 for share in shares]
     if not owner._passes_count:
         return window, count
     count = total if count is None else count
-    if owner.uses_count is None:
+    if owner._uses_count is None:
         if args.torch_compile:  # a compiled model is believed
-            owner.uses_count = True
+            owner._uses_count = True
         elif isinstance(count, Tensor):
             count = losses.CountProbe.of(count)
     return window, count
@@ -434,14 +443,14 @@ def weights_of(owner: Any, window: Sequence[Any], shares: Sequence[float]) -> tu
         if any(count is None for count in counts):
             counts, kind = [1 for _ in window], 0.0
         counts = [torch.tensor(float(count)) for count in counts]
-    if owner.kind_of_weights != kind:  # asked once, and again where it changes on all ranks
+    if owner._kind_of_weights != kind:  # asked once, and again where it changes on all ranks
         rows = collectives.gather_numbers("the first step", [kind])
         if any(row != rows[0] for row in rows):
             raise UserCodeError(
                 "Batches have labels on some processes and none on others, so a step cannot be weighed: let the data "
                 "collator give the same names everywhere"
             )
-        owner.kind_of_weights = kind
+        owner._kind_of_weights = kind
     counts = [count if share else count * 0 for count, share in zip(counts, shares, strict=True)]
     mine = torch.stack(counts).sum()
     by_labels = kind == 2.0
@@ -455,8 +464,8 @@ def weights_of(owner: Any, window: Sequence[Any], shares: Sequence[float]) -> tu
 
 def before_backward(owner: Any, strategy: Any) -> None:
     """A backward pass begins: where the trainer did not weigh the loss itself, the engine does, by samples."""
-    owner.backwards += 1
-    strategy.share = 1.0 if owner.weighed else owner.batch_share
+    owner._backwards += 1
+    strategy.share = 1.0 if owner._weighed else owner._batch_share
 
 
 def check_backward(owner: Any) -> None:
@@ -465,7 +474,7 @@ def check_backward(owner: Any) -> None:
     Raises:
         UserCodeError: always, where no backward pass of the window was the accelerator's.
     """
-    if not owner.backwards:
+    if not owner._backwards:
         raise UserCodeError(
             "training_step did not call self.accelerator.backward(loss), so the gradients of the processes were not "
             "exchanged; write that in the place of loss.backward()"

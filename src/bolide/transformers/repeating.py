@@ -24,7 +24,7 @@ class Repeating:
     model: Any
     optimizer: Any
     lr_scheduler: Any
-    several: bool
+    _several: bool
 
     def _train_with_smaller_batches(self, resume: Any) -> state.TrainOutput:
         """Starts again from the first weights, with 0.9 times the batch, until memory suffices."""
@@ -46,7 +46,7 @@ class Repeating:
             info(f"Memory did not suffice; training starts again with per_device_train_batch_size={size}.")
             self.args.per_device_train_batch_size = size
             self.optimizer = self.lr_scheduler = None
-            trainer._engine = None
+            trainer._made_engine = None
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
             self.model.load_state_dict(first)

@@ -62,7 +62,6 @@ NOT_BUILT: dict[str, str] = {
     "optim_target_modules": "GaLore and APOLLO are not built; leave it out",
     "use_liger_kernel": "Liger kernels are not built in; apply them to the model yourself, and leave it out",
     "parallelism_config": "tensor and context parallelism are not built for this door; leave it out",
-    "fsdp": "sharding is not built for this door; leave it out",
     "deepspeed": "DeepSpeed is not built for this door; leave it out, or train a LightningModule with "
     "bolide.Trainer(strategy='deepspeed_stage_2')",
     "eval_use_gather_object": "it is not built; leave it out",
@@ -282,6 +281,13 @@ def _not_built(a: Any) -> Iterator[str]:
                 yield f"accelerator_config={{{key!r}: {value!r}}}: {ACCELERATOR_REFUSED[key]}"
 
 
+def _sharding(a: Any) -> Iterator[str]:
+    if a.fsdp:
+        from bolide.transformers import sharding  # torch's FSDP takes its time to import
+
+        yield from sharding.wrong_settings(a)
+
+
 ACCELERATOR_CONFIG = (
     "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking",
     "gradient_accumulation_kwargs", "use_configured_state",
@@ -291,4 +297,14 @@ ACCELERATOR_REFUSED = {
     "use_configured_state": "there is no state of Accelerate; leave it out",
 }
 
-RULES: tuple[Rule, ...] = (_bounds, _intervals, _precision, _best, _loading, _names, _activations, _not_built)
+RULES: tuple[Rule, ...] = (
+    _bounds,
+    _intervals,
+    _precision,
+    _best,
+    _loading,
+    _names,
+    _activations,
+    _not_built,
+    _sharding,
+)

@@ -93,7 +93,11 @@ def hyperparameter_search(
     catch = options.get("catch") or ()
     wrong += [f"catch={catch!r} must be a class of errors, or a tuple of them" for one in _each(catch)
               if not (isinstance(one, type) and issubclass(one, Exception))]  # fmt: skip
-    if catch and trainer.several:
+    if trainer.args.shards_model:
+        raise ConfigError(
+            f"hyperparameter_search with fsdp={trainer.args.fsdp!r} was not tried; leave fsdp out for the search"
+        )
+    if catch and trainer._several:
         wrong.append("catch: an error in one process leaves the others waiting; start the script as one process")
     if options.get("load_if_exists") is False:
         wrong.append("load_if_exists=False: a study that is in the storage goes on; write another study_name")
@@ -138,7 +142,7 @@ def hyperparameter_search(
                 if collects_garbage:
                     gc.collect()
 
-    study = (run_together if trainer.several else run_study)(train, hp_space or default_space, settings)
+    study = (run_together if trainer._several else run_study)(train, hp_space or default_space, settings)
 
     def best_runs() -> list[BestRun]:
         assert study is not None
@@ -193,5 +197,5 @@ def as_trial(trainer: Any, trial: Trial, hp_name: Callable[[Any], str] | None) -
         for callback, state in zip(callbacks, kept, strict=True):
             vars(callback).update(state)
         trainer.optimizer = trainer.lr_scheduler = None
-        trainer._engine = trainer._adapter = trainer._engine_loader = None
+        trainer._made_engine = trainer._made_adapter = trainer._engine_loader = None
         trainer._trial = None

@@ -108,12 +108,25 @@ def _saving(args: Any, given: Given) -> Iterator[str]:
         yield str(MissingPackageError(f'save_strategy="{args.save_strategy}"', "safetensors", "safetensors"))
 
 
+def _sharding(args: Any, given: Given) -> Iterator[str]:
+    if not args.shards_model:
+        return
+    pair = given["optimizers"]
+    if isinstance(pair, tuple) and any(one is not None for one in pair):
+        yield (
+            f"fsdp={args.fsdp!r}: an optimizer that is made before the model is sharded holds parameters that it no "
+            "longer has; write optimizer_cls_and_kwargs=(class, arguments), or override create_optimizer"
+        )
+    if is_peft(given["model"]):
+        yield f"fsdp={args.fsdp!r}: a PEFT model was not tried sharded; leave fsdp out, or merge its adapters"
+
+
 def _several(args: Any, given: Given) -> Iterator[str]:
     yield from ranks.refused(args)
 
 
 RULES: tuple[Callable[[Any, Given], Iterator[str]], ...] = (
-    _model, _optimizers, _data, _metrics, _callbacks, _saving, _several,
+    _model, _optimizers, _data, _metrics, _callbacks, _saving, _sharding, _several,
 )  # fmt: skip
 
 
@@ -296,11 +309,11 @@ def use_learning_rate(trainer: Any) -> None:
     A rate that a callback or an optimizer of the user's own set is left alone.
     """
     schedule, optimizer = trainer.lr_scheduler, trainer.optimizer
-    if trainer.optimizer_is_users or not isinstance(schedule, Schedule):
+    if trainer._optimizer_is_users or not isinstance(schedule, Schedule):
         return
     new, old = trainer.args.learning_rate, schedule.base_lrs
     if all(rate == new for rate in old):
-        if trainer.horizon_changed:
+        if trainer._horizon_changed:
             schedule.apply()
         return
     info(f"learning_rate is {new:g} now, and was {old[0]:g} in the checkpoint: it holds from here on.")

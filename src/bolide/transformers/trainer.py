@@ -103,7 +103,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         if wrong:
             raise ConfigError(wrong)
         self.args = args
-        self.several = args.world_size > 1
+        self._several = args.world_size > 1
         setup.set_log_level(args)
         set_seeds(args)
         self.model_init = model_init
@@ -122,17 +122,17 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.label_smoother = setup.label_smoother(args, self.model)
         self.hub_model_id: str | None = None
-        self.pushes: list[Any] = []
+        self._pushes: list[Any] = []
         self.current_flos = 0.0
-        self.losses = LossRecord(args.logging_nan_inf_filter)
-        self.is_last_of_step = True
-        self.loss_weight: Any = None
-        self.loss_weights: Any = None
-        if self.several:
+        self._losses = LossRecord(args.logging_nan_inf_filter)
+        self._is_last_of_step = True
+        self._loss_weight: Any = None
+        self._loss_weights: Any = None
+        if self._several:
             ranks.open_ranks(args)
         self._look_at_model()
-        self._adapter: Adapter | None = None
-        self._engine: Engine | None = None
+        self._made_adapter: Adapter | None = None
+        self._made_engine: Engine | None = None
         self._engine_loader: Any = None
         self._updates_per_epoch = 0
         self._steps_before = 0
@@ -143,7 +143,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self._tell_callbacks_of(train_dataloader=None, eval_dataloader=None)
         self.state = self._new_state()
         self.control = state.TrainerControl()
-        self.tell("on_init_end")
+        self._tell("on_init_end")
 
     # ------------------------------------------------------------------ what a run works with
 
@@ -156,20 +156,20 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self.label_names = setup.label_names(self.args, base)
         self.can_return_loss = setup.returns_loss_by_default(base)
         self._shifts_labels = losses.is_causal(self.model)
-        self.step_takes_count = losses.takes(self.training_step, "num_items_in_batch")
+        self._step_takes_count = losses.takes(self.training_step, "num_items_in_batch")
         self._loss_takes_count = losses.takes(self.compute_loss, "num_items_in_batch")
         own_loss = self._overrides("compute_loss")
         self._own_samples = self._overrides("get_batch_samples")
         self._passes_count = self._loss_takes_count and (
             self.model_accepts_loss_kwargs or self.compute_loss_func is not None or own_loss
         )
-        self.uses_count: bool | None = self.loss_is_scaled_for_ga if self._passes_count else False
-        self.weighs = self._own_samples or self._passes_count or self.args.gradient_accumulation_steps > 1
-        self.weighs |= self.several
+        self._uses_count: bool | None = self.loss_is_scaled_for_ga if self._passes_count else False
+        self._weighs = self._own_samples or self._passes_count or self.args.gradient_accumulation_steps > 1
+        self._weighs |= self._several
         own_context = self._overrides("compute_loss_context_manager", "autocast_smart_context_manager")
         self._plain_context = not own_context and not (self.args.fp16 or self.args.bf16)
-        self.counts_work = self._overrides("floating_point_ops") or counts_parameters(base)
-        self.counts_work |= self.args.include_num_input_tokens_seen != "no"
+        self._counts_work = self._overrides("floating_point_ops") or counts_parameters(base)
+        self._counts_work |= self.args.include_num_input_tokens_seen != "no"
         self._flos_per_token: float | None = None
         self._own_prepare = self._overrides("_prepare_inputs", "_prepare_input")
         self._moves, self._plain_backward = True, False  # known once the engine runs
@@ -178,10 +178,10 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         """Whether a subclass, or this instance, has a method of its own under one of the names."""
         return any(getattr(type(self), n) is not getattr(Trainer, n) or n in vars(self) for n in names)
 
-    def steps_plainly(self) -> bool:
+    def _steps_plainly(self) -> bool:
         """Whether a step is one batch whose loss is the model's: nothing weighs, moves, replaces or counts it."""
         return (
-            self._plain_context and self._plain_backward and not (self._moves or self.weighs or self.counts_work)
+            self._plain_context and self._plain_backward and not (self._moves or self._weighs or self._counts_work)
             and self.label_smoother is None and self.compute_loss_func is None
             and not self._overrides("training_step", "compute_loss")
         )  # fmt: skip
@@ -196,18 +196,18 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         return model
 
     @property
-    def engine(self) -> Engine:
+    def _engine(self) -> Engine:
         """The engine's trainer, which runs everything; made when it is first needed."""
-        if self._engine is None:
-            self._engine = self._new_engine()
-        return self._engine
+        if self._made_engine is None:
+            self._made_engine = self._new_engine()
+        return self._made_engine
 
     @property
-    def adapter(self) -> Adapter:
+    def _adapter(self) -> Adapter:
         """The model as the engine sees it."""
-        if self._adapter is None or self._adapter.model is not self.model_wrapped:
-            self._adapter = Adapter(self, self.model_wrapped)
-        return self._adapter
+        if self._made_adapter is None or self._made_adapter.model is not self.model_wrapped:
+            self._made_adapter = Adapter(self, self.model_wrapped)
+        return self._made_adapter
 
     def _new_engine(self) -> Engine:
         args = self.args
@@ -240,7 +240,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             optimizer=self.optimizer, lr_scheduler=self.lr_scheduler, **more,
         )  # fmt: skip
 
-    def tell(self, event: str, **kwargs: Any) -> Any:
+    def _tell(self, event: str, **kwargs: Any) -> Any:
         """Tells callbacks of an event; returns the control that holds from then on."""
         self.control = self.callback_handler.tell(event, self.args, self.state, self.control, **kwargs)
         return self.control
@@ -259,7 +259,12 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         """Whether the model is moved to the device."""
         return self.args.place_model_on_device
 
-    is_deepspeed_enabled = is_fsdp_enabled = False
+    is_deepspeed_enabled = False
+
+    @property
+    def is_fsdp_enabled(self) -> bool:
+        """Whether the model is spread over the processes."""
+        return self.args.shards_model
 
     @property
     def tokenizer(self) -> Any:
@@ -317,18 +322,18 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             set_seeds(args)
             self.model = self.model_wrapped = self.call_model_init(self._trial)
             self.optimizer = self.lr_scheduler = None
-        self._engine = self._adapter = None
+        self._made_engine = self._made_adapter = None
         self._look_at_model()
         setup.prepare_model(self)
         self._started_s = started_s = time.time()
         loader = self.get_train_dataloader()
         accumulate = args.gradient_accumulation_steps
-        if self.several:
+        if self._several:
             loader = ranks.over_ranks(loader, args, training=True)
         batches = length_of(loader)
         self._count_steps(batches)
         self.state.train_batch_size = args.train_batch_size
-        self._engine_loader = ranks.windows(loader, accumulate) if self.several else windows(loader, accumulate)
+        self._engine_loader = ranks.windows(loader, accumulate) if self._several else windows(loader, accumulate)
         self._tell_callbacks_of(train_dataloader=loader)
         folder = self._folder_to_go_on_from(resume)
         if folder is not None:
@@ -336,14 +341,14 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self._steps_before = self.state.global_step
         self._evaluated_at = None
         self.control.should_training_stop = False
-        self.losses = LossRecord(args.logging_nan_inf_filter)
-        self.losses.over_ranks = self.several
-        self._engine = self._new_engine()
+        self._losses = LossRecord(args.logging_nan_inf_filter)
+        self._losses.over_ranks = self._several
+        self._made_engine = self._new_engine()
         self.model.train()
         remove_hooks = setup.add_hooks(args, self.model)
         try:
             if self.state.max_steps > 0:
-                self._engine.fit(self.adapter, self._engine_loader, ckpt_path=folder)
+                self._made_engine.fit(self._adapter, self._engine_loader, ckpt_path=folder)
         finally:
             remove_hooks()
         return self._finish(started_s, batches)
@@ -367,7 +372,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             else:
                 run.max_steps = math.ceil(args.num_train_epochs * updates)
                 run.num_train_epochs = math.ceil(args.num_train_epochs)
-        self.batches_per_epoch, self.window_size = batches, args.gradient_accumulation_steps
+        self._batches_per_epoch, self._window_size = batches, args.gradient_accumulation_steps
         for name in ("logging_steps", "eval_steps", "save_steps"):
             every = getattr(args, name)
             if every is not None:
@@ -376,7 +381,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         run.is_hyper_param_search = self._trial is not None
         self.state = run
 
-    def logs_after(self, step: int, last_of_epoch: bool) -> bool:
+    def _logs_after(self, step: int, last_of_epoch: bool) -> bool:
         """Whether the arguments have the step logged that is about to be done."""
         args = self.args
         if args.logging_strategy == "steps":
@@ -421,28 +426,28 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         strategies = {"logging_steps": "logging_strategy", "eval_steps": "eval_strategy", "save_steps": "save_strategy"}
         return name not in strategies or getattr(self.args, strategies[name]) == "steps"
 
-    def begin(self, resumed: dict[str, Any] | None) -> None:
+    def _begin(self, resumed: dict[str, Any] | None) -> None:
         """The engine is about to train, all of a checkpoint taken: tells callbacks, and evaluates where asked."""
-        engine = self.engine
+        engine = self._engine
         self._moves = self._own_prepare or engine.strategy.root_device.type != "cpu"
-        plan = self.adapter._running("training").plan
+        plan = self._adapter._running("training").plan
         heard = plan.hooks.on_before_backward or plan.hooks.on_after_backward
         self._plain_backward = not heard and plan.backward is None and type(self.accelerator) is Accelerator
         progress = engine.progress
         set_epoch(self._engine_loader, progress.epoch)
         if resumed is not None:
-            self.losses.load_state_dict(resumed["losses"])
-            self.losses.count_from_here()
+            self._losses.load_state_dict(resumed["losses"])
+            self._losses.count_from_here()
             self.control.should_epoch_stop = resumed["stop_epoch"]
             if resumed["stop_epoch"]:
-                self.adapter.end_epoch()
+                self._adapter.end_epoch()
             self.control.should_training_stop = resumed["stop"] and resumed["max_steps"] == self.state.max_steps
         if progress.step:
             setup.use_learning_rate(self)
         if switches(self.optimizer):
             self.optimizer.train()
         self._tell_callbacks_of()
-        self.tell("on_train_begin")
+        self._tell("on_train_begin")
         if self.args.eval_on_start and progress.step == 0:
             self._evaluate(self._ignore_keys_for_eval, skip_scheduler=True)
             self.model_wrapped.train()
@@ -451,13 +456,13 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         """What follows the last step: the run's figures, the best model, the last event."""
         args, run = self.args, self.state
         done = run.global_step - self._steps_before
-        mean = self.losses.mean()
-        self.losses.take()
+        mean = self._losses.mean()
+        self._losses.take()
         if switches(self.optimizer):
             self.optimizer.eval()
         if args.load_best_model_at_end and run.best_model_checkpoint is not None:
             self._load_best_model()
-        samples = self.num_train_samples(batches) * done / max(1, run.max_steps)
+        samples = self._num_train_samples(batches) * done / max(1, run.max_steps)
         figures = setup.speed("train", started_s, samples, done)
         self.store_flos()
         figures["total_flos"] = run.total_flos
@@ -470,7 +475,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         if args.should_save and args.save_strategy != "no":
             best = run.best_model_checkpoint if args.load_best_model_at_end else None
             rotate(self._run_dir(), args.save_total_limit, best, final=True)
-        self.tell("on_train_end")
+        self._tell("on_train_end")
         if args.push_to_hub:
             self._finish_current_push()
             self.push_to_hub()
@@ -501,17 +506,17 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             count: dict[str, Any] = {"num_items_in_batch": num_items_in_batch} if self._loss_takes_count else {}
             with self.compute_loss_context_manager():
                 loss = self.compute_loss(model, inputs, **count)
-        weight = self.loss_weight
+        weight = self._loss_weight
         if weight is not None:
-            if self.uses_count is None:
-                self.uses_count = isinstance(num_items_in_batch, losses.CountProbe) and num_items_in_batch.used
-            if not self.uses_count:
+            if self._uses_count is None:
+                self._uses_count = isinstance(num_items_in_batch, losses.CountProbe) and num_items_in_batch.used
+            if not self._uses_count:
                 loss = loss * weight
-            elif self.several:
-                loss = loss * self.loss_scale
+            elif self._several:
+                loss = loss * self._loss_scale
         if loss.dim():
             loss = loss.mean()
-        self.weighed = weight is not None
+        self._weighed = weight is not None
         if self._plain_backward:
             loss.backward()
         else:
@@ -546,27 +551,27 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             loss = losses.loss_in(outputs, inputs)
         return (loss, outputs) if return_outputs else loss
 
-    def weigh(self, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    def _weigh(self, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         """The batches of a step, and the labels in all of them where somebody asks; sets what each loss weighs."""
-        if self.several:
+        if self._several:
             return ranks.weigh(self, window)
         if self._own_samples:
             window, count = self.get_batch_samples(iter(window), len(window), self.args.device)
         elif len(window) == 1 and not self._passes_count:
-            self.loss_weights = None
+            self._loss_weights = None
             return window, None
         else:
             count = None
         weights, counted = losses.shares(window, self._shifts_labels)
-        self.loss_weights = weights if len(window) > 1 and not self.uses_count else None
+        self._loss_weights = weights if len(window) > 1 and not self._uses_count else None
         if not self._passes_count:
             return window, count
         count = counted if count is None else count
-        if self.loss_weights is not None and self.uses_count is None:
+        if self._loss_weights is not None and self._uses_count is None:
             if isinstance(count, Tensor) and not args_compile(self.args):
                 count = losses.CountProbe.of(count)
             elif args_compile(self.args):  # a compiled model is believed
-                self.uses_count, self.loss_weights = True, None
+                self._uses_count, self._loss_weights = True, None
         return window, count
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
@@ -585,7 +590,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
 
     def _prepare_input(self, data: Any) -> Any:
         """Any part of a batch on the model's device."""
-        return self.engine.strategy.batch_to_device(data)
+        return self._engine.strategy.batch_to_device(data)
 
     def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
         """What a loss is computed in: the run's precision."""
