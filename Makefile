@@ -49,12 +49,14 @@ format: $(STAMPS)/test  ## put the sources in the form that lint asks for
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-bench: $(STAMPS)/bench  ## what steps, saves and going on cost, against a hand-written loop and the peers
+bench: $(STAMPS)/bench  ## what steps, saves, going on and DDP cost, against a hand-written loop and the peers
 	$(BIN)/python benchmarks/import_time.py
 	$(ONE_THREAD) $(BIN)/python benchmarks/tensor_loader.py
 	$(ONE_THREAD) $(BIN)/python benchmarks/step_cost.py --turns 150 --markdown $(BENCH)
 	$(ONE_THREAD) $(BIN)/python benchmarks/checkpoint.py
 	$(ONE_THREAD) $(BIN)/python benchmarks/resume.py
+	$(ONE_THREAD) $(BIN)/python benchmarks/ddp.py
+	$(ONE_THREAD) $(BIN)/python benchmarks/ddp.py --log
 
 clean:  ## remove the environment, caches and builds
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

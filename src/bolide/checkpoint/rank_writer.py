@@ -27,7 +27,8 @@ class RankWriter(Writer):
     @property
     def has_ended(self) -> bool:
         """On the first process: whether a save has come to its end that the others have not heard of."""
-        return collectives.rank() == 0 and not self._known and self._saving is not None and self._saving.done
+        saving = self._saving
+        return saving is not None and not self._known and saving.done and collectives.rank() == 0
 
     def all_know(self) -> None:
         """All processes have heard, in the step that runs, that the first one's save has come to its end."""

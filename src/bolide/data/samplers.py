@@ -237,14 +237,13 @@ def _common_seed() -> int:
     return int(collectives.broadcast(torch.initial_seed())) % (1 << 31)
 
 
-def shares_of(loader: Any) -> dict[int, float]:
-    """The shares of the running pass by the number of the batch; all 1 where several loaders are read together."""
+def sharer_of(loader: Any) -> Any:
+    """Who knows the `shares` of a loader's running pass; None where all are 1, or several loaders are read together."""
     if isinstance(loader, CombinedLoader):
-        return shares_of(loader.flattened[0]) if len(loader.flattened) == 1 else {}
+        return sharer_of(loader.flattened[0]) if len(loader.flattened) == 1 else None
     for name in ("batch_sampler", "sampler"):
         found = getattr(loader, name, None)
         for one in (found, getattr(found, "sampler", None)):
-            shares = getattr(one, "shares", None)
-            if shares is not None:
-                return dict(shares)
-    return {}
+            if getattr(one, "shares", None) is not None:
+                return one
+    return None

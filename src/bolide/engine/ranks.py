@@ -23,7 +23,7 @@ from bolide.collectives import RankDisagreement
 from bolide.core import env
 from bolide.core.errors import UserCodeError
 from bolide.core.messages import warn_once
-from bolide.data.samplers import Part, shares_of
+from bolide.data.samplers import Part, sharer_of
 from bolide.data.samplers import over_ranks as split_loaders
 from bolide.engine import elastic
 from bolide.engine.step import check_loss, window
@@ -194,12 +194,10 @@ def over_ranks(run: Run, pairs: Iterator[tuple[Any, bool]]) -> Iterator[tuple[An
     if source.sized and source.rank_counts and strategy.uneven == "join":
         yield from _joined(run, pairs, number)
         return
-    agreed = pairs if source.sized else _agreed(run, pairs)
-    # asked anew for each batch: the pass, whose shares they are, begins with the first
+    agreed, sharer = pairs if source.sized else _agreed(run, pairs), sharer_of(source.loader)
     for batch, last in agreed:
-        shares = shares_of(source.loader)
-        if shares:
-            strategy.share = shares.get(number, 1.0)
+        if sharer is not None:  # its shares are those of the pass, which begins with the first batch
+            strategy.share = sharer.shares.get(number, 1.0)
         strategy.heartbeat.beat(run.progress.total_batches)
         yield from counted(run, batch, last)
         number += 1
@@ -229,13 +227,14 @@ def _joined(run: Run, pairs: Iterator[tuple[Any, bool]], number: int) -> Iterato
     strategy: Any = run.strategy
     source = run.train
     assert source is not None
-    batch: Any = None
+    batch, sharer = None, sharer_of(source.loader)
     while number < source.count:
         active = sum(1 for count in source.rank_counts if count > number)
         mine = number < source.own_count
         if mine:
             batch, _ = next(pairs)
-            strategy.share = shares_of(source.loader).get(number, 1.0) * strategy.world_size / active
+            share = sharer.shares.get(number, 1.0) if sharer is not None else 1.0
+            strategy.share = share * strategy.world_size / active
         elif batch is None:
             raise UserCodeError(
                 "uneven='join' cannot go on from a checkpoint behind this rank's last batch; write uneven='stop'"

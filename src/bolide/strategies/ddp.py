@@ -38,10 +38,12 @@ class Router(nn.Module):
         super().__init__()
         self.module = module
         self.word = word
+        self.__dict__["parts"] = module, word  # the same, found without a module's look-up
 
     def forward(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
         """The output of the method `name`, and the root of the control word."""
-        return getattr(self.module, name)(*args, **kwargs), self.word.root()
+        module, word = self.__dict__["parts"]
+        return getattr(module, name)(*args, **kwargs), word.root()
 
 
 class DDPStrategy(ParallelStrategy):

@@ -21,7 +21,7 @@ from bolide import collectives
 from bolide.core.errors import ConfigError, UserCodeError
 from bolide.core.protocols import Optimizable
 from bolide.data.loaders import length_of, set_epoch
-from bolide.data.samplers import Part, RankBatches, RankTurns, drawn_alike, shares_of, splits
+from bolide.data.samplers import Part, RankBatches, RankTurns, drawn_alike, sharer_of, splits
 from bolide.data.samplers import over_ranks as split_loaders
 from bolide.engine.ranks import digest
 from bolide.launch.detect import detect
@@ -320,8 +320,8 @@ def _sized(loader: Any) -> bool:
 
 def share_of(loader: Any, number: int) -> float:
     """The share of a batch of the running pass, by its number."""
-    found = getattr(loader, "shares", None)
-    return float((found if found is not None else shares_of(loader)).get(number, 1.0))
+    sharer = loader if getattr(loader, "shares", None) is not None else sharer_of(loader)
+    return 1.0 if sharer is None else float(sharer.shares.get(number, 1.0))
 
 
 class RankWindows(Windows):
