@@ -124,7 +124,7 @@ WRONG = [
     ({"torch_empty_cache_steps": 0}, "torch_empty_cache_steps=0"),
     ({"use_liger_kernel": True}, "Liger"),
     ({"fsdp": "full_shard"}, "start the script with"),
-    ({"deepspeed": {"zero_optimization": {}}}, "DeepSpeed is not built"),
+    ({"deepspeed": {"zero_optimization": {}}}, "zero_optimization.stage=None must be 1, 2 or 3"),
     ({"debug": "tpu_metrics_debug"}, "there is 'underflow_overflow'"),
     ({"optim": "galore_adamw"}, "is not built; write optim='adamw_torch'"),
     ({"accelerator_config": {"split_batch": True}}, "Did you mean 'split_batches'"),

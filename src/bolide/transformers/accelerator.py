@@ -73,11 +73,13 @@ class Accelerator:
 
     @property
     def distributed_type(self) -> str:
-        """NO, FSDP, or by what device several processes train: MULTI_GPU or MULTI_CPU."""
+        """NO, FSDP, DEEPSPEED, or by what device several processes train: MULTI_GPU or MULTI_CPU."""
         if self.num_processes == 1:
             return "NO"
         if self._owner.is_fsdp_enabled:
             return "FSDP"
+        if self._owner.is_deepspeed_enabled:
+            return "DEEPSPEED"
         return "MULTI_GPU" if self.device.type == "cuda" else "MULTI_CPU"
 
     @property
@@ -184,6 +186,10 @@ class Accelerator:
 
     def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:
         """The weights of a model by name: whole, on the first process, where it is sharded. All must call it then."""
+        if self._owner.is_deepspeed_enabled:
+            from bolide.transformers import zero
+
+            return dict(zero.whole_state(unwrapped(model)))
         if self._owner.is_fsdp_enabled:
             from bolide.transformers.sharding import whole_state
 

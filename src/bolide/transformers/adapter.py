@@ -178,7 +178,9 @@ class Adapter(LightningModule):
 
     def norm_where_logged(self, run: Run) -> Tensor | None:
         """The norm of gradients that are not clipped, where the step is logged; else None: it costs something."""
-        if not self.owner._logs_after(run.progress.step + 1, run.progress.is_last_batch):
+        if not run.strategy.gradients_on_parameters or not self.owner._logs_after(
+            run.progress.step + 1, run.progress.is_last_batch
+        ):
             return None
         grads = [p.grad for p in self.in_model_order.param_groups[0]["params"] if p.grad is not None]
         norm = nn.utils.get_total_norm(grads)

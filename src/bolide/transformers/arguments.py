@@ -289,7 +289,9 @@ class TrainingArguments(metaclass=AcceptsOldNames):
 
     @property
     def shards_model(self) -> bool:
-        """Whether each process holds a part of the model: `fsdp`."""
+        """Whether each process holds a part of the model, or of what trains it: `fsdp` or `deepspeed`."""
+        if self.deepspeed:
+            return True
         if not self.fsdp:
             return False
         from bolide.transformers import sharding  # torch's FSDP takes its time to import

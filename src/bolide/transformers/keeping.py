@@ -98,6 +98,7 @@ class Keeping:
             ranks.agree(self, "the end of an evaluation or a save")
 
     def _log_training(self) -> None:
+        trainer: Any = self
         record = self._losses
         loss, bad = record.take()
         if loss is None:
@@ -105,6 +106,10 @@ class Keeping:
         logs: dict[str, float] = {"loss": loss}
         if record.norm is not None:
             logs["grad_norm"] = float(record.norm)
+        elif self.args.deepspeed:  # it has the norm once it has stepped
+            norm = trainer._engine.strategy.deepspeed_engine.get_global_grad_norm()
+            if norm is not None:
+                logs["grad_norm"] = float(norm)
         logs["learning_rate"] = float(record.lr)
         if bad:
             logs["non_finite_losses"] = bad
@@ -282,9 +287,7 @@ class Keeping:
         folder = output_dir if output_dir is not None else self.args.output_dir
         trainer: Any = self
         if self.args.shards_model:
-            from bolide.transformers.sharding import whole_state
-
-            whole = whole_state(self.model)
+            whole = trainer.accelerator.get_state_dict(self.model)
             if self.args.should_save:
                 self._save(folder, whole)
         elif self.args.should_save:
@@ -313,6 +316,10 @@ class Keeping:
         info(f"The weights are those of {folder}, the best checkpoint ({self.state.best_metric}).")
         found = weights.matching_keys(weights.read(folder), self.model)
         trainer: Any = self
+        if self.args.deepspeed:
+            from bolide.transformers import zero
+
+            zero.put_weights(self.model, found)
         weights.load(self.model, trainer._engine.strategy.localized(self.model, found), folder)
 
     # ------------------------------------------------------------------ the hub

@@ -190,11 +190,17 @@ class Making:
             else:
                 kind, options = self.get_optimizer_cls_and_kwargs(self.args, model)
             decay = self.get_decay_parameter_names(model)
-            self.optimizer = optimizers.build(kind, options, model, decay, self.args.weight_decay)
+            joins = not self.args.deepspeed  # it puts flat tensors into the groups
+            self.optimizer = optimizers.build(kind, options, model, decay, self.args.weight_decay, joins)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule of the arguments."""
+        if self.lr_scheduler is None and self.args.deepspeed:
+            from bolide.transformers import zero
+
+            used = optimizer if optimizer is not None else self.optimizer
+            self.lr_scheduler = zero.scheduler_of(self.args, used, num_training_steps)
         if self.lr_scheduler is None:
             self.lr_scheduler = schedules.get_scheduler(
                 self.args.lr_scheduler_type,
@@ -212,6 +218,10 @@ class Making:
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: Any, model: nn.Module | None = None) -> tuple[Any, dict[str, Any]]:
         """The optimizer's class and its arguments."""
+        if args.deepspeed:
+            from bolide.transformers import zero
+
+            return zero.optimizer_of(args) or optimizers.optimizer_class(args)
         return optimizers.optimizer_class(args)
 
     def get_learning_rates(self) -> list[float]:

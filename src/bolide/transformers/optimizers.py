@@ -180,17 +180,19 @@ def decaying(model: nn.Module) -> list[str]:
     ]  # fmt: skip
 
 
-def build(kind: Any, options: dict[str, Any], model: nn.Module, decay: Iterable[str], weight_decay: float) -> Any:
+def build(
+    kind: Any, options: dict[str, Any], model: nn.Module, decay: Iterable[str], weight_decay: float, joins: bool = True
+) -> Any:
     """An optimizer over two groups of parameters: those that decay, and those that do not. Frozen ones are in neither.
 
     Without weight decay nothing tells the two apart, and an optimizer spends its fixed cost on each: they are one group
-    then, which is saved as two, and takes two, so that files are the same either way.
+    then, which is saved as two, and takes two, so that files are the same either way; they stay two without `joins`.
     """
     names = set(decay)
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     decaying_ones = [p for name, p in trained if name in names]
     others = [p for name, p in trained if name not in names]
-    if weight_decay or not decaying_ones or not others:
+    if weight_decay or not decaying_ones or not others or not joins:
         both = [{"params": decaying_ones, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
         return kind(both, **options)
     optimizer = kind([{"params": decaying_ones + others, "weight_decay": 0.0, JOINED: len(decaying_ones)}], **options)

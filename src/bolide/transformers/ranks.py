@@ -74,7 +74,7 @@ def backend_of(args: Any) -> str | None:
 
 
 def strategy_for(args: Any, model: nn.Module) -> ParallelStrategy:
-    """FSDP where it was asked for, else DDP, with the settings of the arguments.
+    """FSDP or DeepSpeed where it was asked for, else DDP, with the settings of the arguments.
 
     Unused parameters are looked for as transformers does.
     """
@@ -83,6 +83,10 @@ def strategy_for(args: Any, model: nn.Module) -> ParallelStrategy:
 
         if sharding.is_on(args):
             return sharding.strategy_for(args, model, backend_of(args))
+    if args.deepspeed:
+        from bolide.transformers import zero
+
+        return zero.strategy_for(args, model, backend_of(args))
     unused = args.ddp_find_unused_parameters
     if unused is None:
         unused = hasattr(type(model), "is_gradient_checkpointing") and not args.checkpoints_activations

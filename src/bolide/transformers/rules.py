@@ -62,8 +62,6 @@ NOT_BUILT: dict[str, str] = {
     "optim_target_modules": "GaLore and APOLLO are not built; leave it out",
     "use_liger_kernel": "Liger kernels are not built in; apply them to the model yourself, and leave it out",
     "parallelism_config": "tensor and context parallelism are not built for this door; leave it out",
-    "deepspeed": "DeepSpeed is not built for this door; leave it out, or train a LightningModule with "
-    "bolide.Trainer(strategy='deepspeed_stage_2')",
     "eval_use_gather_object": "it is not built; leave it out",
 }
 """Settings that ask for what is not there, and what to do instead."""
@@ -286,6 +284,10 @@ def _sharding(a: Any) -> Iterator[str]:
         from bolide.transformers import sharding  # torch's FSDP takes its time to import
 
         yield from sharding.wrong_settings(a)
+    if a.deepspeed:
+        from bolide.transformers import zero
+
+        yield from zero.wrong_settings(a)
 
 
 ACCELERATOR_CONFIG = (

@@ -94,9 +94,7 @@ def hyperparameter_search(
     wrong += [f"catch={catch!r} must be a class of errors, or a tuple of them" for one in _each(catch)
               if not (isinstance(one, type) and issubclass(one, Exception))]  # fmt: skip
     if trainer.args.shards_model:
-        raise ConfigError(
-            f"hyperparameter_search with fsdp={trainer.args.fsdp!r} was not tried; leave fsdp out for the search"
-        )
+        raise ConfigError("hyperparameter_search with fsdp or deepspeed was not tried; leave it out for the search")
     if catch and trainer._several:
         wrong.append("catch: an error in one process leaves the others waiting; start the script as one process")
     if options.get("load_if_exists") is False:

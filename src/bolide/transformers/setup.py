@@ -111,14 +111,15 @@ def _saving(args: Any, given: Given) -> Iterator[str]:
 def _sharding(args: Any, given: Given) -> Iterator[str]:
     if not args.shards_model:
         return
+    name = "deepspeed" if args.deepspeed else "fsdp"
     pair = given["optimizers"]
     if isinstance(pair, tuple) and any(one is not None for one in pair):
         yield (
-            f"fsdp={args.fsdp!r}: an optimizer that is made before the model is sharded holds parameters that it no "
+            f"{name}=...: an optimizer that is made before the model is spread holds parameters that it no "
             "longer has; write optimizer_cls_and_kwargs=(class, arguments), or override create_optimizer"
         )
     if is_peft(given["model"]):
-        yield f"fsdp={args.fsdp!r}: a PEFT model was not tried sharded; leave fsdp out, or merge its adapters"
+        yield f"{name}=...: a PEFT model was not tried with it; leave {name} out, or merge its adapters"
 
 
 def _several(args: Any, given: Given) -> Iterator[str]:

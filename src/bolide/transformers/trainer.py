@@ -75,6 +75,8 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
     loss_is_scaled_for_ga: bool | None = None
     """Set by a subclass whose loss is divided by num_items_in_batch already (True), or never is (False)."""
 
+    _has_trained = False
+
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -259,12 +261,15 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         """Whether the model is moved to the device."""
         return self.args.place_model_on_device
 
-    is_deepspeed_enabled = False
+    @property
+    def is_deepspeed_enabled(self) -> bool:
+        """Whether DeepSpeed trains."""
+        return bool(self.args.deepspeed)
 
     @property
     def is_fsdp_enabled(self) -> bool:
-        """Whether the model is spread over the processes."""
-        return self.args.shards_model
+        """Whether the model is spread over the processes by FSDP."""
+        return self.args.shards_model and not self.args.deepspeed
 
     @property
     def tokenizer(self) -> Any:
@@ -322,6 +327,11 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             set_seeds(args)
             self.model = self.model_wrapped = self.call_model_init(self._trial)
             self.optimizer = self.lr_scheduler = None
+        if args.deepspeed:
+            from bolide.transformers import zero
+
+            zero.refuse_again(args, self._has_trained)
+            self.optimizer = self.lr_scheduler = None  # its engine puts tensors of its own into an optimizer
         self._made_engine = self._made_adapter = None
         self._look_at_model()
         setup.prepare_model(self)
@@ -348,6 +358,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         remove_hooks = setup.add_hooks(args, self.model)
         try:
             if self.state.max_steps > 0:
+                self._has_trained = True
                 self._made_engine.fit(self._adapter, self._engine_loader, ckpt_path=folder)
         finally:
             remove_hooks()

@@ -148,12 +148,18 @@ def load(model: Any, state: Mapping[str, Tensor], source: str) -> None:
             warn(f"Weights that {what} {source!r}: {', '.join(names[:5])}{more}.")
 
 
-def fits(model: Any, state: Mapping[str, Any]) -> str | None:
-    """Why weights cannot be a model's: a shape that differs; None where they can."""
+def fits(model: Any, state: Mapping[str, Any], whole: Mapping[str, Any]) -> str | None:
+    """Why weights cannot be a model's: a shape that differs; None where they can.
+
+    `whole` has the shapes of those that are spread over processes.
+    """
     if is_peft(model):
         return None
     own = unwrapped(model).state_dict()
     for name, value in matching_keys(state, unwrapped(model)).items():
-        if name in own and isinstance(value, torch.Tensor) and own[name].shape != value.shape:
-            return f"{name} is {tuple(value.shape)} in the file and {tuple(own[name].shape)} in the model"
+        if name not in own or not isinstance(value, torch.Tensor):
+            continue
+        shape = whole.get(name, own[name].shape)
+        if shape != value.shape:
+            return f"{name} is {tuple(value.shape)} in the file and {tuple(shape)} in the model"
     return None
