@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -399,6 +400,40 @@ def test_going_on_has_the_same_bits(stage: int, tmp_path: Path) -> None:
     module.load_state_dict(read_checkpoint(str(tmp_path / "step=15.ckpt"))["state_dict"])
     right = trainer(1).validate(module, batches(11, 2, seed=2), verbose=False)[0]["val"]
     assert val == pytest.approx(right, abs=1e-6)
+
+
+class SavedOpen(Wide):
+    """Saves behind the first batch of an accumulation window."""
+
+    path: Path
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            self.trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_open_window_of_another_strategy_does_not_count(tmp_path: Path) -> None:
+    """Its gradients lie on parameters, which at stage 3 are split, and are of another dtype in bf16."""
+
+    def save() -> None:
+        module = SavedOpen()
+        module.path = tmp_path / "open.ckpt"
+        fsdp = pl.strategies.FSDPStrategy(state_dict_type="sharded")
+        trainer(2, strategy=fsdp, max_epochs=1, accumulate_grad_batches=2).fit(module, batches(48, 4))
+
+    in_ranks(2, save)
+
+    def go_on(stage: int, **options: Any) -> Any:
+        one = trainer(2, strategy=f"deepspeed_stage_{stage}", max_epochs=1, accumulate_grad_batches=2, **options)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            one.fit(Wide(), batches(48, 4), ckpt_path=tmp_path / "open.ckpt")
+        return one.global_step, sum("do not count" in str(one_said.message) for one_said in said)
+
+    assert in_ranks(2, lambda: go_on(3)) == [(3, 1), (3, 0)]  # the first rank says it
+    assert in_ranks(2, lambda: go_on(2, precision="bf16-mixed")) == [(3, 1), (3, 0)]
 
 
 ALL_SPLIT = {"stage": 3, "stage3_param_persistence_threshold": 0}

@@ -160,6 +160,22 @@ def test_a_restart_keeps_what_an_earlier_one_accumulates(tmp_path: Path) -> None
         stream_fit(tmp_path)
 
 
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_short_last_window_is_not_trained_on_again(ranks: int, tmp_path: Path) -> None:
+    """13 batches by 2: the last step of the epoch has one of them, and the checkpoint stands behind it."""
+    right = in_ranks(2, lambda: fit(2, tmp_path, None, 7, accumulate_grad_batches=2, resilience={}))
+
+    def go_on() -> Any:
+        return fit(ranks, tmp_path, "step=7.ckpt", 1000, accumulate_grad_batches=2, resilience={})
+
+    found = [go_on()] if ranks == 1 else in_ranks(ranks, go_on)
+    wanted, steps = steps_of(right), steps_of(found)
+    assert {key: sorted(numbers) for key, numbers in steps.items()} == {
+        key: sorted(numbers) for key, numbers in wanted.items() if key[1] >= 7
+    }
+    assert torch.allclose(found[0][2], right[0][2], atol=1e-6)
+
+
 def stream_fit(folder: Path) -> None:
     """Goes on with a loader that has no order to begin within."""
     one = trainer(1, max_epochs=EPOCHS, resilience=SCALE, use_distributed_sampler=False, enable_checkpointing=False)

@@ -176,9 +176,11 @@ def test_the_command_refuses_what_it_cannot_start(capsys: Any) -> None:
     assert "there is no script 'nothing.py'" in capsys.readouterr().err
     assert main(["launch", "--nnodes", "2", __file__]) == 1
     assert "--nnodes above 1 needs --endpoint" in capsys.readouterr().err
-    for endpoint in ("head:port", "tcp://head:1", "head:1:2"):
+    for endpoint in ("head:port", "tcp://head:1", "head:1:2", "head:99999"):
         assert main(["launch", "--nnodes", "2", "--endpoint", endpoint, __file__]) == 1
         assert f"--endpoint {endpoint}: expected HOST:PORT" in capsys.readouterr().err
+    assert main(["launch", "--endpoint", "127.0.0.1:29400", "--local-addr", "eth0", __file__]) == 1
+    assert "--local-addr eth0: expected an IP address" in capsys.readouterr().err
 
 
 def test_an_agent_that_is_alone_says_why() -> None:

@@ -69,6 +69,14 @@ def test_what_is_refused(monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
     assert main(["launch", "--ray", "--nproc", "2", "--hang-timeout-s", "9", __file__]) == 1
     said = capsys.readouterr().err
     assert "--nproc" in said and "--hang-timeout-s" in said and "--num-workers" in said
+    assert said.splitlines()[0] == "bolide launch: error: 2 settings cannot be used as given:"
+    for words, told_of in (
+        (["--local-addr", "127.0.0.1"], "--local-addr is for torch's agent"),
+        (["--max-restarts", "-1"], "--max-restarts must be at least 0"),
+        (["--working-dir", str(tmp_path / "gone")], "there is no such folder"),
+    ):
+        assert main(["launch", "--ray", *words, __file__]) == 1
+        assert told_of in capsys.readouterr().err
     assert main(["launch", "--num-workers", "2", __file__]) == 1
     assert "--num-workers goes with --ray only" in capsys.readouterr().err
     monkeypatch.setattr("bolide.launch.ray_cluster.NEEDED", ("no_such_package",))

@@ -41,6 +41,29 @@ class Wide(Net):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
+class Numbered(Wide):
+    """Its steps call the number of the batch by another name."""
+
+    numbers: list[int]
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        self.numbers.append(number)
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.numbers.append(-number)
+
+
+def test_a_step_may_name_the_number_of_its_batch_as_it_likes() -> None:
+    def work() -> list[int]:
+        module = Numbered()
+        module.numbers = []
+        trainer(2, strategy="fsdp", max_epochs=1).fit(module, batches(24, 4), batches(24, 4))
+        return module.numbers
+
+    assert in_ranks(2, work) == [[0, 1, 2, 0, -1, -2]] * 2
+
+
 class Direct(Wide):
     """The step calls the module's own forward, as many do."""
 

@@ -7,6 +7,7 @@ report of the rank that failed first, and restarts.
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
 import re
 import sys
@@ -61,8 +62,10 @@ def run_launch(options: argparse.Namespace) -> int:
     least, greatest = node_counts(options.nnodes)
     if greatest > 1 and options.endpoint is None:
         raise ConfigError("--nnodes above 1 needs --endpoint HOST:PORT, the same on all machines")
-    if options.endpoint is not None and not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:/]+)(:[0-9]{1,5})?", options.endpoint):
+    if options.endpoint is not None and not is_endpoint(options.endpoint):
         raise ConfigError(f"--endpoint {options.endpoint}: expected HOST:PORT, such as head:29400")
+    if options.local_addr is not None and not is_address(options.local_addr):
+        raise ConfigError(f"--local-addr {options.local_addr}: expected an IP address of this machine")
     restarts = options.max_restarts
     if restarts is None:
         restarts = ELASTIC_RESTARTS if least < greatest else 0
@@ -88,6 +91,21 @@ def run_launch(options: argparse.Namespace) -> int:
         else {},
     )
     return run_ranks(launch)
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether `text` is a host, or a host and a port."""
+    match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:/]+)(?::([0-9]{1,5}))?", text)
+    return match is not None and int(match[2] or 0) < 1 << 16
+
+
+def is_address(text: str) -> bool:
+    """Whether `text` is an IP address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def process_count(text: str) -> int:

@@ -13,7 +13,7 @@ from bolide.core.text import printable
 FOR_RAY_ONLY = {
     "num_workers": None, "address": None, "storage_path": None, "working_dir": None, "cpus_per_worker": None,
 }  # fmt: skip
-FOR_THE_AGENT_ONLY = {"nproc": "auto", "nnodes": "1", "endpoint": None, "hang_timeout_s": None}
+FOR_THE_AGENT_ONLY = {"nproc": "auto", "nnodes": "1", "endpoint": None, "local_addr": None, "hang_timeout_s": None}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,11 @@ def run_on_ray(options: argparse.Namespace) -> int:
     _refuse(options, FOR_THE_AGENT_ONLY, "is for torch's agent; Ray places --num-workers processes, and watches them")
     if not options.module and options.working_dir is None and not os.path.isfile(options.script):
         raise ConfigError(f"there is no script {options.script!r}")
+    if options.max_restarts is not None and options.max_restarts < 0:
+        raise ConfigError("--max-restarts must be at least 0")
+    folder = options.working_dir
+    if folder is not None and "://" not in folder and not os.path.exists(folder):
+        raise ConfigError(f"--working-dir {folder}: there is no such folder")
     from bolide.launch.processes import RankError
     from bolide.launch.ray import run_script
 

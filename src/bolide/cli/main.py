@@ -110,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except (MisconfigurationException, OSError) as error:
-        print(f"bolide {options.command}: error: {printable(str(error))}", file=sys.stderr)
+        text = "\n".join(printable(line) for line in str(error).splitlines())
+        print(f"bolide {options.command}: error: {text}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)

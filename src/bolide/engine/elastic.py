@@ -157,7 +157,8 @@ def rescale(run: Run, saved: dict[str, Any], data: dict[str, Any] | None) -> Beh
     kept = Elastic(**saved["elastic"]) if saved.get("elastic") else None
     if kept is None:
         kept = Elastic(accumulate * before * size, trainer.accumulate_grad_batches)
-    again = progress.batch % accumulate if progress.mid_epoch and automatic else 0
+    ended = progress.mid_epoch and progress.is_last_batch  # its last window was stepped on, full or not
+    again = progress.batch % accumulate if progress.mid_epoch and automatic and not ended else 0
     began = _behind_of(data) if progress.mid_epoch else (0, 0)
     done = began[0] + (progress.batch - again - began[1]) * before * size if progress.mid_epoch else 0
     each = now * size_now
@@ -178,7 +179,9 @@ def rescale(run: Run, saved: dict[str, Any], data: dict[str, Any] | None) -> Beh
     scale_rates(run, run.elastic.rate)
     behind: Behind | None = None
     batch = done // each
-    if done % each or batch % accumulate_now:
+    if ended:
+        batch = -(-done // each)
+    elif done % each or batch % accumulate_now:
         # it begins with a window of its own: the number of its first batch is one at which a window begins
         batch = max(-(-done // (each * accumulate_now)), 1) * accumulate_now
         behind = (done, batch)

@@ -178,6 +178,8 @@ def user_step(run: Run, name: str) -> UserStep:
 
 
 def _parameters(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    while inspect.ismethod(wrapped := getattr(method, "__wrapped__", None)):
+        method = wrapped  # FSDP's wrapper is a method around a method, of which `signature` would drop the batch, too
     try:
         return dict(inspect.signature(method).parameters)
     except (TypeError, ValueError):  # a mock or a C function has no signature: give it everything

@@ -184,6 +184,12 @@ def restore_gradients(run: Run, gradients: dict[str, torch.Tensor] | None) -> No
     """Puts back the gradients of an open accumulation window."""
     if gradients is None:
         return
+    if not run.strategy.gradients_on_parameters:
+        warn(
+            "The checkpoint was saved within an accumulation window, and the strategy has gradients in buffers of its "
+            "own, to which those of a checkpoint cannot go: the batches of that window that were done do not count."
+        )
+        return
     if run.strategy.sharded:
         from bolide.strategies import open_gradients as sharded
 
