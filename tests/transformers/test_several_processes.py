@@ -261,6 +261,27 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, accumulate):
             trainer.train(resume_from_checkpoint=str(newest))
 
 
+def test_the_epoch_s_data_start_over_on_each_rank(tmp_path):
+    class Records(Net):
+        def forward(self, x: Any, labels: Any = None) -> Any:
+            seen.append(x[0, 0].item())
+            return super().forward(x, labels)
+
+    seen: list[float] = []
+
+    def run(resume: Any = None) -> list[float]:
+        seen.clear()
+        args = arguments(
+            door, str(tmp_path), per_device_train_batch_size=2, save_strategy="steps", save_steps=2, num_train_epochs=1,
+            train_sampling_strategy="sequential", ignore_data_skip=True,
+        )  # fmt: skip
+        door.Trainer(Records(), args, train_dataset=points(24)).train(resume_from_checkpoint=resume)
+        return list(seen)
+
+    for whole, again in in_ranks(2, lambda: (run(), run(str(tmp_path / "checkpoint-4")))):
+        assert (len(whole), again) == (6, whole[:2])
+
+
 def test_it_goes_on_with_another_number_of_processes(tmp_path):
     """Behind the samples that were trained on, whatever the order comes from; 8 samples to a step, 5 steps an epoch."""
     kinds: dict[str, Any] = {

@@ -34,7 +34,6 @@ class Making:
     lr_scheduler: Any
     optimizer_cls_and_kwargs: Any
     _optimizer_is_users = False
-    _horizon_changed = False
     _signature_columns: list[str] | None = None
 
     # ------------------------------------------------------------------ loaders

@@ -314,8 +314,6 @@ def use_learning_rate(trainer: Any) -> None:
         return
     new, old = trainer.args.learning_rate, schedule.base_lrs
     if all(rate == new for rate in old):
-        if trainer._horizon_changed:
-            schedule.apply()
         return
     info(f"learning_rate is {new:g} now, and was {old[0]:g} in the checkpoint: it holds from here on.")
     schedule.base_lrs = [new for _ in old]
