@@ -402,6 +402,40 @@ def test_going_on_has_the_same_bits(stage: int, tmp_path: Path) -> None:
     assert val == pytest.approx(right, abs=1e-6)
 
 
+class Stepped(Net):
+    """With a schedule, whose rates must stay its own."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_rates_are_scaled_with_the_global_batch(tmp_path: Path) -> None:
+    """8 samples of a step become 12: the weights are those of DDP, whose rates are multiplied by 1.5."""
+
+    def fit(name: str, ranks: int, path: Path | None, steps: int = -1) -> Any:
+        scaling = {"elastic_batch": "scale"}
+        one = trainer(ranks, strategy=name, max_epochs=2, max_steps=steps, resilience=scaling)
+        one.fit(Stepped(), batches(48, 4), ckpt_path=path)
+        if path is None:
+            one.save_checkpoint(tmp_path / "first.ckpt")
+        weights = one.strategy.state()  # all ranks have a part in it
+        flat = torch.cat([value.reshape(-1) for value in weights.values()]) if weights else None
+        return flat, one.optimizers[0].param_groups[0]["lr"]
+
+    in_ranks(2, lambda: fit("ddp", 2, None, 4))
+    found = {
+        name: in_ranks(3, lambda name=name: fit(name, 3, tmp_path / "first.ckpt"))[0]
+        for name in ("ddp", "deepspeed_stage_2", "deepspeed_stage_3")
+    }
+    right, rate = found.pop("ddp")
+    for name, (weights, own_rate) in found.items():
+        assert furthest(weights, right) < 1e-5 and own_rate == rate, name
+
+
 class SavedOpen(Wide):
     """Saves behind the first batch of an accumulation window."""
 

@@ -231,7 +231,7 @@ def scale_rates(run: Run, factor: float) -> None:
     """
     if factor == 1.0:
         return
-    for optimizer in run.optimizers:
+    for optimizer in map(run.strategy.stepping, run.optimizers):
         if not isinstance(optimizer, Optimizer):
             raise CheckpointError(
                 f"elastic_batch='scale' multiplies the learning rates of a torch.optim.Optimizer, and "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -426,6 +426,10 @@ class DeepSpeedStrategy(ParallelStrategy):
         """The module's weights by name, whole, on the CPU of the first process. All must call it."""
         assert self.module is not None
         return plain_keys(states.weights(self.module, self.is_global_zero, self.exclude_frozen_parameters))
+
+    def stepping(self, optimizer: Optimizable) -> Any:
+        """The optimizer within DeepSpeed's, whose learning rates are those of the steps."""
+        return cast(EngineOptimizer, optimizer).optimizer
 
     def optimizer_state(self, optimizer: Optimizable) -> dict[str, Any]:
         """The optimizer's state, whole. All must call it."""

@@ -128,6 +128,10 @@ class Strategy:
     def start(self, exact: bool = False) -> None:
         """A run begins: opens the group of processes. `exact` asks for the same bits however often it is resumed."""
 
+    def stepping(self, optimizer: Optimizable) -> Any:
+        """The optimizer that computes the steps of `optimizer`: itself, where the strategy puts no other around it."""
+        return optimizer
+
     def optimizer_state(self, optimizer: Optimizable) -> dict[str, Any]:
         """The state of an optimizer as a file holds it."""
         return optimizer.state_dict()
