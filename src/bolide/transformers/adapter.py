@@ -153,14 +153,15 @@ class Adapter(LightningModule):
         record.add(loss)
         if scaler is not None:
             scaler.unscale_(optimizer)
-        if owner.args.max_grad_norm:
-            record.norm = run.strategy.clip(self.in_model_order, owner.args.max_grad_norm, "norm")
+        limit = owner.args.max_grad_norm
+        if limit:
+            record.norm = run.strategy.clip(self.in_model_order, limit, "norm")
         elif progress.step + 1 >= owner.callback_handler.quiet_until or progress.is_last_batch:
             record.norm = self.norm_where_logged(run)
         record.lr = optimizer.param_groups[0]["lr"]
-        if self.hears_within_steps:
+        heard, skipped = self.hears_within_steps, False
+        if heard:
             owner._tell("on_pre_optimizer_step")
-        skipped = False
         if scaler is None:
             optimizer.step()
         else:
@@ -170,7 +171,7 @@ class Adapter(LightningModule):
             skipped = scaler.get_scale() < before
         progress.commit_step()
         run.stepped_in_batch = True
-        if self.hears_within_steps:
+        if heard:
             owner._tell("on_optimizer_step")
         if owner._steps_scheduler and not skipped:
             owner.lr_scheduler.step()

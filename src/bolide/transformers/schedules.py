@@ -37,8 +37,12 @@ class Schedule(LambdaLR):
             super().step(epoch)
             return
         self._step_count += 1
-        self.last_epoch += 1
-        self.apply()
+        self.last_epoch = step = self.last_epoch + 1
+        if len(self.base_lrs) > 1:
+            self.apply()
+            return
+        self.optimizer.param_groups[0]["lr"] = rate = self.base_lrs[0] * self.factor(step)
+        self._last_lr = [rate]
 
     def apply(self) -> None:
         """Sets the rates of the step at which this stands."""
