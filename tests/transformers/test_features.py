@@ -637,3 +637,18 @@ def test_a_loss_that_is_not_finite_is_the_mean_of_those_before_it():
     assert record.take() == (pytest.approx((1 + 3 + 2 + 4 + 2.5) / 5), 2)
     record.add(torch.tensor(2.0))
     assert record.take() == (2.0, 0)
+
+
+def test_the_record_is_right_where_training_breaks_off(tmp_path):
+    class Breaks(Looks):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            if len(self.seen) == 4:
+                raise RuntimeError("no more")
+            return super().forward(x, labels)
+
+    model = Breaks()
+    made = trainer(tmp_path, model, num_train_epochs=2, logging_strategy="no", save_strategy="no")
+    with pytest.raises(RuntimeError, match="no more"):
+        made.train()
+    assert model.seen[-1][0] == "plain_training_step"
+    assert (made.state.global_step, made.state.epoch) == (4, pytest.approx(4 / len(made.get_train_dataloader())))

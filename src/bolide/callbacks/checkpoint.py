@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from bolide.trainer.trainer import Trainer
 
 
+class Rest:
+    """Until which optimizer step nobody need be told that a batch is over: `until` may be set anew at any time."""
+
+    __slots__ = ("until",)
+
+    def __init__(self) -> None:
+        self.until = 0
+
+
 class Checkpoint(Callback):
     """A callback that saves checkpoints.
 
@@ -20,6 +29,8 @@ class Checkpoint(Callback):
     monitors_metrics: ClassVar[bool] = True
     saves_at_boundaries: ClassVar[bool] = True
     """The ends of batches, validations and epochs are told to this callback when all else about them is done."""
+    rest: Rest = Rest()
+    """A callback that knows when it next has something to do has one of its own; others hear of each batch."""
 
     def catch_up(self, trainer: Trainer, pl_module: LightningModule, kind: str, validated: bool) -> None:
         """Does what an interrupted run left undone: another callback's file was written at this moment, not this one's.

@@ -118,7 +118,12 @@ def fit(run: Run) -> Iterator[Progress]:
             if plan.savers:
                 if not run.memory_is_ready and progress.step:
                     make_memory_ready(run)
-                tell_savers(run, "batch", validated)
+                for saver in plan.savers:
+                    if validated or progress.step >= saver.rest.until:
+                        tell_savers(run, "batch", validated)
+                        break
+                else:
+                    run.writer.poll()
             if signals.received is not None:
                 act(run, signals)
             if trainer.should_stop:

@@ -42,7 +42,7 @@ class Adapter(LightningModule):
         self.model = model
         self.__dict__["net"] = model  # the same, found without a module's look-up
         self.hears_within_steps = True
-        self.is_mixed = False
+        self.is_mixed = self.is_plain = False
 
     # ------------------------------------------------------------------ weights under the model's own names
 
@@ -80,8 +80,8 @@ class Adapter(LightningModule):
     def choose_step(self) -> None:
         """Picks the step, again wherever somebody may have changed what it depends on."""
         self.hears_within_steps = self.owner.callback_handler.hears_within_steps
-        is_plain = not (self.is_mixed or self.hears_within_steps) and self.owner._steps_plainly()
-        chosen: Any = self.mixed_training_step if self.is_mixed else self.plain_training_step if is_plain else None
+        self.is_plain = not (self.is_mixed or self.hears_within_steps) and self.owner._steps_plainly()
+        chosen: Any = self.mixed_training_step if self.is_mixed else self.plain_training_step if self.is_plain else None
         before = self.__dict__.pop("training_step", None)
         if chosen is not None:
             self.__dict__["training_step"] = chosen
@@ -98,7 +98,9 @@ class Adapter(LightningModule):
         if loss.dim():
             loss = loss.mean()
         loss.backward()
-        self.finish_step(owner, self.__dict__["_run"], loss.detach())
+        run = self.__dict__["_run"]
+        self.finish_step(owner, run, loss.detach())
+        owner.state.global_step = run.progress.step
 
     def mixed_training_step(self, batch: Any, batch_idx: int) -> None:
         """`training_step`, where mixed precision is for the loss alone, which asks for it itself."""
@@ -156,7 +158,7 @@ class Adapter(LightningModule):
         limit = owner.args.max_grad_norm
         if limit:
             record.norm = run.strategy.clip(self.in_model_order, limit, "norm")
-        elif progress.step + 1 >= owner.callback_handler.quiet_until or progress.is_last_batch:
+        elif progress.step + 1 >= owner.callback_handler.rest.until or progress.is_last_batch:
             record.norm = self.norm_where_logged(run)
         record.lr = optimizer.param_groups[0]["lr"]
         heard, skipped = self.hears_within_steps, False
@@ -211,8 +213,8 @@ class Bridge(Checkpoint):
         """Training begins, or goes on."""
         owner = self.owner
         owner._begin(self.resumed)
-        owner.callback_handler.quiet_until = 0
-        owner._adapter.choose_step()
+        owner.callback_handler.rest.until = 0
+        self.choose_step()
         self.resumed = None
         if owner._several:
             ranks.agree(owner, "the start of training")
@@ -224,23 +226,36 @@ class Bridge(Checkpoint):
         owner.control.should_epoch_stop = False
         owner._adapter.begin_epoch()
         owner._tell("on_epoch_begin")
+        self.choose_step()
+
+    def choose_step(self) -> None:
+        """Picks the step; where it is the plain one, nobody looks at the epoch until there is something to do."""
+        owner = self.owner
         owner._adapter.choose_step()
+        rests = owner._adapter.is_plain and not owner.args.torch_empty_cache_steps
+        self.rest = owner.callback_handler.rest if rests else Checkpoint.rest
+
+    def count(self, trainer: Any) -> None:
+        """Brings the record up to the steps that are done."""
+        owner, progress = self.owner, trainer.progress
+        state, batches = owner.state, owner._batches_per_epoch
+        state.global_step = progress.step
+        if batches != math.inf:
+            state.epoch = progress.epoch + min(progress.batch * owner._window_size, batches) / batches
+        else:
+            state.epoch = progress.epoch + progress.batch / max(1, state.max_steps)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """An optimizer step is over."""
         owner = self.owner
-        state, progress, handler = owner.state, trainer.progress, owner.callback_handler
-        step = state.global_step = progress.step
-        batches = owner._batches_per_epoch
-        if batches != math.inf:
-            state.epoch = progress.epoch + min(progress.batch * owner._window_size, batches) / batches
-        else:
-            state.epoch = progress.epoch + progress.batch / max(1, state.max_steps)
+        self.count(trainer)
+        state, rest = owner.state, owner.callback_handler.rest
+        step = state.global_step
         if owner.args.torch_empty_cache_steps and step % owner.args.torch_empty_cache_steps == 0:
             owner.accelerator.free_memory()
-        if step < handler.quiet_until:
+        if step < rest.until:
             if not owner._several:
                 return
         else:
@@ -254,13 +269,14 @@ class Bridge(Checkpoint):
         self.stop_where_asked(trainer)
         if control.should_epoch_stop:
             owner._adapter.end_epoch()
-        if step < handler.quiet_until:
+        if step < rest.until:
             return
-        owner._adapter.choose_step()
-        handler.look_ahead(owner.args, state)
+        self.choose_step()
+        owner.callback_handler.look_ahead(owner.args, state)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """An epoch is over."""
+        self.count(trainer)
         owner = self.owner
         control = owner.control
         control.should_log = control.should_evaluate = control.should_save = False
@@ -270,6 +286,11 @@ class Bridge(Checkpoint):
         if control.should_log or control.should_evaluate or control.should_save:
             owner._act()
         self.stop_where_asked(trainer)
+
+    def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
+        """Training ends here: the record is that of the steps done."""
+        if self.rest is not Checkpoint.rest:
+            self.count(trainer)
 
     def stop_where_asked(self, trainer: Any) -> None:
         """Ends training where a callback asked for that."""
@@ -296,6 +317,7 @@ class Bridge(Checkpoint):
 
     def save_on_stop(self, trainer: Any) -> str | None:
         """Saves because the run was told to stop; the path of the checkpoint, or None where nothing is saved."""
+        self.count(trainer)
         owner = self.owner
         if owner.args.save_strategy == "no" or owner.state.global_step == 0:
             return None

@@ -13,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bolide.callbacks.checkpoint import Rest
 from bolide.core.errors import ConfigError
 from bolide.core.messages import warn
 from bolide.trainer.settings import WatchedList
@@ -24,13 +25,13 @@ Hear = Callable[..., Any]
 class CallbackHandler:
     """The callbacks in their order, and what each is given with an event.
 
-    `callbacks` may be changed at any time. `more` holds what goes to every event: model, optimizer, loaders. Before the
-    step `quiet_until` nobody needs to hear that a step is over.
+    `callbacks` may be changed at any time. `more` holds what goes to every event: model, optimizer, loaders. `rest` is
+    until when nobody needs to hear that a step is over.
     """
 
     def __init__(self, callbacks: Iterable[Any], **more: Any) -> None:
         self._heard: dict[str, tuple[Hear, ...]] = {}
-        self.quiet_until = 0
+        self.rest = Rest()
         self.callbacks: list[Any] = WatchedList([], self._changed)
         self.more = more
         for callback in callbacks:
@@ -40,12 +41,12 @@ class CallbackHandler:
         return {"callbacks": list(self.callbacks), "more": self.more}
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # a copy watches a list of its own
-        self._heard, self.quiet_until, self.more = {}, 0, state["more"]
+        self._heard, self.rest, self.more = {}, Rest(), state["more"]
         self.callbacks = WatchedList(state["callbacks"], self._changed)
 
     def _changed(self) -> None:
         self._heard.clear()
-        self.quiet_until = 0
+        self.rest.until = 0
 
     @property
     def hears_within_steps(self) -> bool:
@@ -61,7 +62,7 @@ class CallbackHandler:
             callback = getattr(hear, "__self__", None)
             known = type(callback).__dict__.get("next_step")
             found.append(known(callback, args, state) if known is not None else step + 1)
-        self.quiet_until = max(step + 1, min(found))
+        self.rest.until = max(step + 1, min(found))
 
     def add_callback(self, callback: Any) -> None:
         """Adds a callback, or one made from a class; a second of the same class is told of, and added all the same."""
