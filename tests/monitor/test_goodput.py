@@ -96,7 +96,7 @@ def test_the_categories_add_up(clock, slow_disk, tmp_path):
         def teardown(self, trainer, pl_module, stage):
             ended_s.append(clock.now_s)
 
-    run(clock, GoodputMonitor(tmp_path), Ends(), saver)
+    run(clock, GoodputMonitor(tmp_path), Ends(), saver, checkpointing={"async": False})
     (attempt,) = ledger.read(tmp_path / "goodput.jsonl")
     assert seconds(attempt) == {"startup": 3, "training": 100, "data_wait": 20, "validation": 200, "saving": 2000}
     assert sum(attempt.seconds.values()) == ended_s[0] - begun_s

@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ Space = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
 Train = Callable[[Trial], Any]
 DIRECTIONS = ("minimize", "maximize")
 SAMPLERS = ("tpe", "random", "grid")
+SQLITE_WAITS_S = 120
 BACKENDS = ("optuna", "ray")
 PRUNERS = ("median", "hyperband", "none")
 
@@ -286,6 +288,9 @@ def _open(optuna: Any, settings: Settings) -> Any:
         storage = text if "://" in text else f"sqlite:///{os.path.abspath(text)}"
         if storage.startswith("sqlite:///"):
             os.makedirs(os.path.dirname(storage.removeprefix("sqlite:///")) or ".", exist_ok=True)
+            # processes that share the file wait for each other, on a slow disk longer than sqlite's own 5 s
+            waits = {"connect_args": {"timeout": SQLITE_WAITS_S}}
+            storage = optuna.storages.RDBStorage(storage, engine_kwargs=waits)
     return optuna.create_study(
         storage=storage, study_name=settings.name, directions=list(settings.directions), load_if_exists=True,
         pruner=_pruner(optuna, settings),
@@ -448,6 +453,8 @@ def _side_by_side(train: Train, space: Space, settings: Settings, grid: Any, tot
                         break
                     _one_trial(optuna, mine, train, space, settings, grid, index)
                 code = 0
+            except BaseException:  # noqa: BLE001  # the process ends here, with its word
+                traceback.print_exc()
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()
