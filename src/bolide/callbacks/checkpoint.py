@@ -29,7 +29,7 @@ class Checkpoint(Callback):
     monitors_metrics: ClassVar[bool] = True
     saves_at_boundaries: ClassVar[bool] = True
     """The ends of batches, validations and epochs are told to this callback when all else about them is done."""
-    rest: Rest = Rest()
+    saver_rest: Rest = Rest()
     """A callback that knows when it next has something to do has one of its own; others hear of each batch."""
 
     def catch_up(self, trainer: Trainer, pl_module: LightningModule, kind: str, validated: bool) -> None:

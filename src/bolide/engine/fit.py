@@ -119,7 +119,8 @@ def fit(run: Run) -> Iterator[Progress]:
                 if not run.memory_is_ready and progress.step:
                     make_memory_ready(run)
                 for saver in plan.savers:
-                    if validated or progress.step >= saver.rest.until:
+                    rest = getattr(saver, "saver_rest", None)  # any callback may ask to be told as a saver is
+                    if validated or rest is None or progress.step >= rest.until:
                         tell_savers(run, "batch", validated)
                         break
                 else:

@@ -233,7 +233,7 @@ class Bridge(Checkpoint):
         owner = self.owner
         owner._adapter.choose_step()
         rests = owner._adapter.is_plain and not owner.args.torch_empty_cache_steps
-        self.rest = owner.callback_handler.rest if rests else Checkpoint.rest
+        self.saver_rest = owner.callback_handler.rest if rests else Checkpoint.saver_rest
 
     def count(self, trainer: Any) -> None:
         """Brings the record up to the steps that are done."""
@@ -289,7 +289,7 @@ class Bridge(Checkpoint):
 
     def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
         """Training ends here: the record is that of the steps done."""
-        if self.rest is not Checkpoint.rest:
+        if self.saver_rest is not Checkpoint.saver_rest:
             self.count(trainer)
 
     def stop_where_asked(self, trainer: Any) -> None:
