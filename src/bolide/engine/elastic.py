@@ -154,9 +154,8 @@ def rescale(run: Run, saved: dict[str, Any], data: dict[str, Any] | None) -> Beh
     size, size_now = saved.get("batch_size"), batch_size_of(run)
     if size is None or size_now is None:
         size = size_now = 1  # batches whose size nobody knows are taken to be alike
-    kept = Elastic(**saved["elastic"]) if saved.get("elastic") else None
-    if kept is None:
-        kept = Elastic(accumulate * before * size, trainer.accumulate_grad_batches)
+    began_with = saved.get("elastic") or {"batch": accumulate * before * size, "given": trainer.accumulate_grad_batches}
+    kept = Elastic(**began_with)
     ended = progress.mid_epoch and progress.is_last_batch  # its last window was stepped on, full or not
     again = progress.batch % accumulate if progress.mid_epoch and automatic and not ended else 0
     began = _behind_of(data) if progress.mid_epoch else (0, 0)

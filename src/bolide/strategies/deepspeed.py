@@ -32,14 +32,14 @@ from bolide.strategies.deepspeed_parts import (
     make_scheduler,
     the_one,
 )
-from bolide.strategies.parallel import ParallelStrategy, same_modules, trainable
+from bolide.strategies.parallel import SpreadStrategy, same_modules, trainable
 from bolide.strategies.sharded import same_start
 from bolide.strategies.strategy import matching_keys, plain_keys
 
 EVALUATIONS = ("validation_step", "test_step", "predict_step")
 
 
-class DeepSpeedStrategy(ParallelStrategy):
+class DeepSpeedStrategy(SpreadStrategy):
     """Optimizer states (stage 1), gradients (2) and parameters (3) are spread over the processes by DeepSpeed's ZeRO.
 
     Args:
@@ -78,7 +78,6 @@ class DeepSpeedStrategy(ParallelStrategy):
         self.exclude_frozen_parameters = bool(given.get("exclude_frozen_parameters", False))
         self.remote_device = given.get("remote_device")
         self.logging_level = int(given.get("logging_level", settings.BY_NAME["logging_level"].default))
-        self.share = 1.0
         self._half = False
         self._package: Any = None
         self._engine: Any = None
@@ -86,8 +85,6 @@ class DeepSpeedStrategy(ParallelStrategy):
         self._groups: states.Groups = []
         self._schedulers: list[Any] = []
         self._precision: EnginePrecision | None = None
-        self._word: ControlWord | None = None
-        self._sync = True
         self._open_losses = 0
         self._full: dict[str, Tensor] = {}
 
@@ -100,11 +97,6 @@ class DeepSpeedStrategy(ParallelStrategy):
     def sharded(self) -> bool:
         """Whether each forward pass needs all ranks, as each has a part of the parameters."""
         return self.stage == 3
-
-    @property
-    def word(self) -> ControlWord | None:
-        """What ranks say to each other once a step."""
-        return self._word
 
     @property
     def deepspeed_engine(self) -> Any:
@@ -313,10 +305,7 @@ class DeepSpeedStrategy(ParallelStrategy):
                 "go back by itself: leave the method out, or write stage=2 and precision='bf16-mixed'"
             )
         self._open_losses += 1
-        return self._shared(loss)
-
-    def _shared(self, loss: Tensor) -> Tensor:
-        return loss if self.share == 1.0 else loss * self.share
+        return self.shared(loss)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """The backward pass, with the exchange of gradients.
@@ -326,28 +315,12 @@ class DeepSpeedStrategy(ParallelStrategy):
         """
         if args or set(kwargs) - {"retain_graph"}:
             raise UserCodeError("manual_backward under DeepSpeed takes retain_graph= and nothing else")
-        loss = self._shared(loss)
+        loss = self.shared(loss)
         if not getattr(self.module, "automatic_optimization", True):
             loss = self._engine(None, loss)
         self._open_losses += 1
         self._engine.backward(loss, retain_graph=bool(kwargs.get("retain_graph")), scale_wrt_gas=False)
         self.after_backward()
-
-    def after_backward(self) -> None:
-        """Hears what the other ranks say: a small collective of its own, at the end of an accumulation window."""
-        if self._sync and self._word is not None and self.world_size > 1:
-            self._word.exchange(self.world_size)
-
-    def backward_nothing(self) -> None:
-        """Refuses a step without a loss.
-
-        Raises:
-            UserCodeError: always: the others wait for this rank's part of the gradients.
-        """
-        raise UserCodeError(
-            f"`training_step` returned None, which strategy={self.strategy_name!r} cannot leave out: the ranks "
-            "exchange parts of the weights in each backward pass. Return a loss that is zero: (output * 0).sum()"
-        )
 
     def clip(self, optimizer: Optimizable, limit: float, kind: str) -> Tensor | None:
         """Has DeepSpeed clip by the norm of all gradients of all ranks, within the step that follows.

@@ -19,6 +19,7 @@ from bolide.core.errors import ConfigError, UserCodeError
 from bolide.launch.environments import ClusterEnvironment
 from bolide.launch.group import Heartbeat, open_group
 from bolide.strategies.batch_norm import convert
+from bolide.strategies.control import ControlWord
 from bolide.strategies.strategy import Strategy
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -208,6 +209,46 @@ class ParallelStrategy(Strategy):
             self.checkpoint_io.remove_checkpoint(filepath)
         else:
             io.remove(filepath)
+
+
+class SpreadStrategy(ParallelStrategy):
+    """The base of strategies that spread a module's state over processes. Its arguments are `ParallelStrategy`'s.
+
+    Their gradients do not carry the control word, which goes by a small collective of its own.
+    """
+
+    strategy_name = "spread"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._word: ControlWord | None = None
+        self._sync = True
+        self.share = 1.0
+
+    @property
+    def word(self) -> ControlWord | None:
+        """What ranks say to each other once a step."""
+        return self._word
+
+    def shared(self, loss: Tensor) -> Tensor:
+        """The loss with its batch's share."""
+        return loss if self.share == 1.0 else loss * self.share
+
+    def after_backward(self) -> None:
+        """Hears what the other ranks say: a small collective of its own, at the end of an accumulation window."""
+        if self._sync and self._word is not None and self.world_size > 1:
+            self._word.exchange(self.world_size)
+
+    def backward_nothing(self) -> None:
+        """Refuses a step without a loss.
+
+        Raises:
+            UserCodeError: always: the others wait for this rank's part of the gradients.
+        """
+        raise UserCodeError(
+            f"`training_step` returned None, which strategy={self.strategy_name!r} cannot leave out: the ranks "
+            "exchange parts of the weights in each backward pass. Return a loss that is zero: (output * 0).sum()"
+        )
 
 
 def same_modules(module: nn.Module) -> None:

@@ -24,11 +24,11 @@ from bolide.checkpoint.stored import Stored, whole
 from bolide.core.errors import ConfigError, UserCodeError
 from bolide.core.protocols import Optimizable
 from bolide.strategies.control import ControlWord
-from bolide.strategies.parallel import ParallelStrategy
+from bolide.strategies.parallel import SpreadStrategy
 from bolide.strategies.strategy import plain_keys
 
 
-class ShardedStrategy(ParallelStrategy):
+class ShardedStrategy(SpreadStrategy):
     """The base of strategies whose parameters are spread over processes. Its arguments are `ParallelStrategy`'s."""
 
     strategy_name = "sharded"
@@ -38,9 +38,6 @@ class ShardedStrategy(ParallelStrategy):
     def __init__(self, saves_parts: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.saves_parts = saves_parts
-        self._word: ControlWord | None = None
-        self._sync = True
-        self.share = 1.0
 
     def start(self, exact: bool = False) -> None:
         """Opens the group of processes.
@@ -57,11 +54,6 @@ class ShardedStrategy(ParallelStrategy):
                     "that, or the CheckpointIO, out"
                 )
         super().start(exact)
-
-    @property
-    def word(self) -> ControlWord | None:
-        """What ranks say to each other once a step."""
-        return self._word
 
     def roots(self) -> list[FSDPModule]:
         """The outermost parts that FSDP shards."""
@@ -111,23 +103,7 @@ class ShardedStrategy(ParallelStrategy):
 
     def before_backward(self, loss: Tensor) -> Tensor:
         """The loss with its batch's share."""
-        return loss if self.share == 1.0 else loss * self.share
-
-    def after_backward(self) -> None:
-        """Hears what the other ranks say: a small collective of its own, at the end of an accumulation window."""
-        if self._sync and self._word is not None and self.world_size > 1:
-            self._word.exchange(self.world_size)
-
-    def backward_nothing(self) -> None:
-        """Refuses a step without a loss.
-
-        Raises:
-            UserCodeError: always: the others wait for this rank's part of the gradients.
-        """
-        raise UserCodeError(
-            f"`training_step` returned None, which strategy={self.strategy_name!r} cannot leave out: the ranks "
-            "exchange parts of the weights in each backward pass. Return a loss that is zero: (output * 0).sum()"
-        )
+        return self.shared(loss)
 
     def clip(self, optimizer: Optimizable, limit: float, kind: str) -> Tensor | None:
         """Clips by the norm of all gradients of all ranks; returns it (0-dim), or None by value."""
