@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from bolide.core.errors import MisconfigurationException, UserCodeError, did_you_mean
 from bolide.core.hooks import overrides
@@ -233,6 +235,33 @@ def clear_gradients(optimizer: Any, batch_idx: int = 0) -> None:
             parameter.grad = None
 
 
+RANGED = Optimizer.profile_hook_step(Optimizer.step).__code__
+"""What torch puts around the `step` of each optimizer class: a range for profilers, and the hooks of the step."""
+
+
+def step_of(optimizer: Any) -> Callable[..., Any]:
+    """`optimizer.step`, without the range for profilers, which is dear in a small step, where nobody records.
+
+    Whatever else was put around the step, on its class or on this optimizer, is called as ever.
+    """
+    step: Any = getattr(type(optimizer), "step", None)
+    if getattr(step, "__code__", None) is RANGED and not (
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+        or torch.autograd._profiler_enabled()
+    ):
+        own: Any = vars(optimizer).get("step")
+        if own is None:
+            return MethodType(step.__wrapped__, optimizer)
+        if hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is step:
+            optimizer._opt_called = True  # all that torch's schedulers put there: they warn where they step first
+            return MethodType(step.__wrapped__, optimizer)
+    whole: Callable[..., Any] = optimizer.step
+    return whole
+
+
 class LightningOptimizer:
     """What `self.optimizers()` and `optimizer_step` give the user: the optimizer, whose step the engine takes part in.
 
@@ -299,13 +328,13 @@ class LightningOptimizer:
         """
         run = self._run
         if run is None:
-            return self._optimizer.step(closure, **kwargs)
+            return step_of(self._optimizer)(closure, **kwargs)
         ours = getattr(closure, "evaluate", None)
         # the engine's closure does the before-step work in the same frame; any other is followed by it
         full = partial(ours, True) if ours is not None else partial(_then_before_step, run, self._optimizer, closure)
         scaler = run.precision.scaler
         if scaler is None:
-            result = self._optimizer.step(full, **kwargs)
+            result = step_of(self._optimizer)(full, **kwargs)
         else:
             if needs_closure(self._optimizer):
                 raise UserCodeError(

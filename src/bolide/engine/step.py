@@ -16,7 +16,7 @@ from torch import Tensor
 from bolide.core.errors import UserCodeError
 from bolide.core.hooks import OVERRIDES
 from bolide.core.messages import warn_once
-from bolide.engine.optimizers import before_step, step_schedulers
+from bolide.engine.optimizers import before_step, step_of, step_schedulers
 
 if TYPE_CHECKING:
     from bolide.engine.run import Run
@@ -70,7 +70,7 @@ def plain_step(run: Run, batch: Any, batch_idx: int, last: bool) -> Any:
         if plan.clip is not None:
             plan.clip(optimizer)
         if scaler is None:
-            optimizer.step()
+            step_of(optimizer)()
         elif loss is not None:
             scaler.step(optimizer)
             scaler.update()
@@ -207,7 +207,7 @@ def flush_window(run: Run, batch_idx: int) -> None:
     mend_short_window(run, batch_idx, window(run, batch_idx, False)[2])
     before_step(run, optimizer)
     if run.precision.scaler is None:
-        optimizer.step()
+        step_of(optimizer)()
     else:
         run.precision.scaler.step(optimizer)
         run.precision.scaler.update()

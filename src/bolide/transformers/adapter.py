@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bolide.callbacks.checkpoint import Checkpoint
-from bolide.engine.optimizers import clear_gradients
+from bolide.engine.optimizers import clear_gradients, step_of
 from bolide.module import LightningModule
 from bolide.transformers import ranks, weights
 from bolide.transformers.data import Window
@@ -165,7 +165,7 @@ class Adapter(LightningModule):
         if heard:
             owner._tell("on_pre_optimizer_step")
         if scaler is None:
-            optimizer.step()
+            step_of(optimizer)()
         else:
             before = scaler.get_scale()
             scaler.step(optimizer)
