@@ -1,9 +1,11 @@
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
 import yaml
 
+import bolide as pl
 from bolide.core.errors import MissingPackageError
 from bolide.loggers import TensorBoardLogger
 from bolide.loggers import tensorboard as tensorboard_module
@@ -147,6 +149,68 @@ def test_a_fit_logs_to_it(tmp_path):
     assert [(step, value) for tag, step, value in found if tag == "v"] == [(1, 1), (3, 2)]
     folder = tmp_path / "lightning_logs/version_0"
     assert (folder / "hparams.yaml").exists() and len(list(folder.glob("events.out.tfevents.*"))) == 1
+
+
+class Stopped(Exception):
+    """What breaks a run off."""
+
+
+class Breaks(Scored):
+    """Logs a number and a dictionary a step, and breaks off at a step."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == self.at:
+            raise Stopped
+        self.log("loss", float(self.global_step))
+        self.logger.log_metrics({"pair": {"x": float(self.global_step), "y": 0.0}}, self.global_step)
+        return self.w.sum()
+
+
+def attempt(folder, at, ckpt_path):
+    logger = TensorBoardLogger(folder, name="", version="")
+    keep = pl.callbacks.ModelCheckpoint(folder / "kept", every_n_train_steps=3, save_top_k=-1)
+    run = {"ckpt_path": ckpt_path}
+    fit(keep, module=Breaks(at), train=5, val=0, max_epochs=2, logger=logger, log_every_n_steps=1, fit=run)
+
+
+def points(folder):
+    return sorted(found for found in scalars(folder) if found[0] in ("loss", "pair"))
+
+
+def test_a_run_that_went_on_has_the_history_of_one_that_nobody_stopped(tmp_path):
+    attempt(tmp_path / "right", 99, None)
+    for at, ckpt_path in ((5, None), (8, "auto"), (99, "auto")):
+        with pytest.raises(Stopped) if at < 99 else nullcontext():
+            attempt(tmp_path / "found", at, ckpt_path)
+    right = points(tmp_path / "right")
+    assert [(step, value) for tag, step, value in right if tag == "loss"] == [(i, i) for i in range(10)]
+    assert points(tmp_path / "found") == right
+
+
+def test_a_run_that_starts_over_has_no_points_of_the_attempt_before(tmp_path):
+    with pytest.raises(Stopped):
+        attempt(tmp_path, 2, "auto")  # no checkpoint was written
+    attempt(tmp_path, 99, "auto")
+    losses = [found for found in scalars(tmp_path) if found[0] == "loss"]
+    assert [(step, value) for _, step, value in losses] == [(i, i) for i in range(10)]
+
+
+def test_going_on_touches_files_of_its_own_folder_alone(tmp_path):
+    other = tmp_path / "events.out.tfevents.other"
+    own = tmp_path / "run" / "curve" / "events.out.tfevents.old"
+    own.parent.mkdir(parents=True)
+    for file in (other, own):
+        file.write_bytes(b"0123456789")
+    logger = TensorBoardLogger(tmp_path, name="run", version="")
+    logger.go_on({"files": {"../events.out.tfevents.other": 3, "curve/events.out.tfevents.old": 20, str(other): 1}})
+    assert other.read_bytes() == b"0123456789" and own.read_bytes() == b"0123456789"  # a short file is not filled up
+    logger.go_on({"files": {"curve/events.out.tfevents.old": 4}})
+    assert own.read_bytes() == b"0123"
+    logger.finalize("success")
 
 
 def test_missing_says_what_to_install(tmp_path, monkeypatch):

@@ -196,6 +196,44 @@ class TensorBoardLogger(FileLogger):
             self.save()
             self._experiment.close()
 
+    def position(self) -> dict[str, Any]:
+        """The sizes in bytes of the event files, all events written: those of this run's folder and of its curves'."""
+        if env.rank() != 0 or io.is_remote(self.log_dir):
+            return {}
+        self.experiment.flush()
+        curves = [os.path.relpath(folder, self.log_dir) for folder in self.experiment.all_writers or ()]
+        return {"files": {name: os.path.getsize(io.join(self.log_dir, name)) for name in self._events({".", *curves})}}
+
+    def start_over(self) -> None:
+        """Removes the event files of earlier attempts."""
+        self.go_on({"files": {}})
+
+    def go_on(self, position: dict[str, Any]) -> None:
+        """Cuts the event files at their sizes of then, and removes those that later attempts began.
+
+        The file that this process writes stays; files of other folders are not looked at.
+        """
+        if env.rank() != 0 or "files" not in position or io.is_remote(self.log_dir):
+            return
+        self.experiment.flush()
+        own = os.path.basename(str(self.experiment._get_file_writer().event_writer._file_name))
+        then: dict[str, int] = position["files"]
+        for name in self._events({".", *(os.path.dirname(name) for name in then)}):
+            path = io.join(self.log_dir, name)
+            if name not in then and name != own:
+                io.remove(path)
+            elif name != own and then[name] < os.path.getsize(path):
+                os.truncate(path, then[name])
+
+    def _events(self, curves: set[str]) -> list[str]:
+        """The event files of this run's folder, ".", and of folders in it: `add_scalars` makes one for each curve."""
+        found = []
+        for folder in sorted(curves):
+            inside = folder in (".", os.path.basename(folder)) and folder not in ("", "..")
+            if inside and io.is_dir(path := io.join(self.log_dir, folder)):
+                found += [os.path.normpath(io.join(folder, name)) for name in io.list_dir(path) if EVENTS in name]
+        return found
+
 
 def slurm_version() -> int | None:
     """The number of SLURM's job, which is the version of the logger that a Trainer makes by itself; else None."""
@@ -228,35 +266,6 @@ def _primitive(value: Any) -> Any:
     if isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)
-
-    def position(self) -> dict[str, Any]:
-        """The sizes of the event files in bytes, all events written."""
-        if env.rank() != 0 or io.is_remote(self.log_dir):
-            return {}
-        self.experiment.flush()
-        names = [name for name in io.list_dir(self.log_dir) if EVENTS in name]
-        return {"files": {name: os.path.getsize(io.join(self.log_dir, name)) for name in names}}
-
-    def start_over(self) -> None:
-        """Removes the event files of earlier attempts."""
-        self.go_on({"files": {}})
-
-    def go_on(self, position: dict[str, Any]) -> None:
-        """Cuts the event files at their sizes of then, and removes those that later attempts began.
-
-        The file that this process writes stays; files of other folders are not looked at.
-        """
-        if env.rank() != 0 or "files" not in position or io.is_remote(self.log_dir):
-            return
-        self.experiment.flush()
-        own = os.path.basename(str(self.experiment._get_file_writer().event_writer._file_name))
-        for name in io.list_dir(self.log_dir):
-            if EVENTS not in name or name == own:
-                continue
-            if name in position["files"]:
-                os.truncate(io.join(self.log_dir, name), int(position["files"][name]))
-            else:
-                io.remove(io.join(self.log_dir, name))
 
 
 def _require_tensorboard() -> None:
