@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from bolide.compat.hf_args import KEPT
 from bolide.core.errors import ConfigError, MissingPackageError, UserCodeError, did_you_mean
 from bolide.core.messages import info, warn
 from bolide.transformers import ranks
@@ -330,12 +329,3 @@ def speed(split: str, started_s: float, samples: float, steps: int) -> dict[str,
         found[f"{split}_samples_per_second"] = round(samples / runtime, 3)
         found[f"{split}_steps_per_second"] = round(steps / runtime, 3)
     return found
-
-
-def refuse_peft_without_adapters(model: Any) -> Iterator[str]:
-    """A PEFT model none of whose parameters trains."""
-    if is_peft(model) and not any(p.requires_grad for p in model.parameters()):
-        yield "The PEFT model has no parameter that trains; was it loaded with is_trainable=False?"
-
-
-KNOWN_OLD = tuple(KEPT)

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -40,7 +40,6 @@ from bolide.transformers.optimizers import switches
 from bolide.transformers.repeating import Repeating
 
 Dataset = Any
-NOTHING = nullcontext()
 
 
 class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
