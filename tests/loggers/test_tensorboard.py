@@ -191,26 +191,63 @@ def test_a_run_that_went_on_has_the_history_of_one_that_nobody_stopped(tmp_path)
     assert points(tmp_path / "found") == right
 
 
-def test_a_run_that_starts_over_has_no_points_of_the_attempt_before(tmp_path):
+def test_a_run_that_starts_over_shows_no_points_of_the_attempt_before(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     with pytest.raises(Stopped):
         attempt(tmp_path, 2, "auto")  # no checkpoint was written
     attempt(tmp_path, 99, "auto")
-    losses = [found for found in scalars(tmp_path) if found[0] == "loss"]
-    assert [(step, value) for _, step, value in losses] == [(i, i) for i in range(10)]
+    shown = EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
+    assert [(point.step, point.value) for point in shown] == [(i, i) for i in range(10)]
+    assert len([found for found in scalars(tmp_path) if found[0] == "loss"]) == 12  # they are hidden, not lost
 
 
-def test_going_on_touches_files_of_its_own_folder_alone(tmp_path):
-    other = tmp_path / "events.out.tfevents.other"
-    own = tmp_path / "run" / "curve" / "events.out.tfevents.old"
-    own.parent.mkdir(parents=True)
-    for file in (other, own):
-        file.write_bytes(b"0123456789")
-    logger = TensorBoardLogger(tmp_path, name="run", version="")
-    logger.go_on({"files": {"../events.out.tfevents.other": 3, "curve/events.out.tfevents.old": 20, str(other): 1}})
-    assert other.read_bytes() == b"0123456789" and own.read_bytes() == b"0123456789"  # a short file is not filled up
-    logger.go_on({"files": {"curve/events.out.tfevents.old": 4}})
-    assert own.read_bytes() == b"0123"
+def test_going_on_touches_no_file_of_another_run(tmp_path):
+    def logged(step):
+        logger = TensorBoardLogger(tmp_path, name="", version="", filename_suffix=".mine")
+        logger.log_metrics({"a": 1.0, "d": {"x": 2.0}}, step)
+        return logger
+
+    logger = logged(0)
+    position = logger.position()
+    assert sorted(position["files"]) == sorted(str(f.relative_to(tmp_path)) for f in tmp_path.rglob("*tfevents*"))
+    logger.log_metrics({"a": 1.0, "d": {"x": 2.0}}, 1)
+    logger.finalize("failed")
+    logged(2).finalize("success")  # another run, later and in the same folder
+    again = logged(3)
+    again.go_on(position)
+    again.log_metrics({"a": 1.0, "d": {"x": 2.0}}, 4)
+    again.finalize("success")
+    assert all(file.name.endswith(".mine") for file in tmp_path.rglob("*tfevents*"))
+    assert sorted(step for tag, step, _ in scalars(tmp_path) if tag == "a") == [0, 2, 3, 4]
+    assert sorted(step for tag, step, _ in scalars(tmp_path) if tag == "d") == [0, 2, 3, 4]
+    last = logged(5)
+    last.go_on(position)  # what the attempt before has written goes
+    last.finalize("success")
+    assert sorted(step for tag, step, _ in scalars(tmp_path) if tag == "a") == [0, 2, 5]
+
+
+@pytest.mark.parametrize("mark", ["", ".", "0", "*", "../../x1", None, 3])
+def test_a_mark_that_is_none_is_not_believed(tmp_path, mark):
+    other = tmp_path / "events.out.tfevents.1.host.2.0"
+    other.write_bytes(b"0123456789")
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    logger.go_on({"mark": mark, "files": {other.name: 3}})
     logger.finalize("success")
+    assert other.read_bytes() == b"0123456789"
+
+
+def test_a_file_that_lost_its_end_is_not_filled_up(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    logger.log_metrics({"a": 1.0}, 0)
+    position = logger.position()
+    logger.finalize("failed")
+    (file,) = tmp_path.glob("*tfevents*")
+    file.write_bytes(file.read_bytes()[:50])
+    again = TensorBoardLogger(tmp_path, name="", version="")
+    again.go_on(position)
+    again.finalize("success")
+    assert file.stat().st_size == 50
 
 
 def test_missing_says_what_to_install(tmp_path, monkeypatch):

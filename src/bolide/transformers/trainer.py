@@ -452,6 +452,8 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             if resumed["stop_epoch"]:
                 self._adapter.end_epoch()
             self.control.should_training_stop = resumed["stop"] and resumed["max_steps"] == self.state.max_steps
+            for logger, position in zip(self.callback_handler.loggers, resumed.get("loggers", ()), strict=False):
+                logger.go_on(position)
         if progress.step:
             setup.use_learning_rate(self)
         if switches(self.optimizer):
