@@ -332,6 +332,8 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
 
             zero.refuse_again(args, self._has_trained)
             self.optimizer = self.lr_scheduler = None  # its engine puts tensors of its own into an optimizer
+        if self.lr_scheduler is self._made_scheduler:
+            self.lr_scheduler = None  # another training has a schedule of its own; one that was given goes on
         self._made_engine = self._made_adapter = None
         self._look_at_model()
         setup.prepare_model(self)
