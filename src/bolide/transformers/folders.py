@@ -149,6 +149,17 @@ def get_last_checkpoint(output_dir: str) -> str | None:
     return None
 
 
+def tell_of_earlier_run(output_dir: str) -> None:
+    """Warns where a run starts beside the checkpoints of another: by their numbers, they seem to be newer ones."""
+    found = checkpoints_in(output_dir)
+    if found:
+        warn(
+            f"Training starts in {output_dir!r}, which holds checkpoints of an earlier run, up to "
+            f"{os.path.basename(found[-1])}: resume_from_checkpoint=True would go on from that one. Write another "
+            "output_dir, or remove them."
+        )
+
+
 def recover(output_dir: str) -> None:
     """Gives whole folders their names back that a kill left under a temporary one; drops those that are not whole.
 
@@ -166,14 +177,15 @@ def recover(output_dir: str) -> None:
             io.remove(part)
 
 
-def rotate(output_dir: str, limit: int | None, best: str | None, final: bool = False) -> None:
+def rotate(output_dir: str, limit: int | None, best: str | None, step: int, final: bool = False) -> None:
     """Removes the oldest checkpoints beyond `limit`; the newest and the best one stay.
 
-    With a limit of one, both stay until the end of training, and then the best one only.
+    `step` is where the run stands: folders of later steps are an earlier run's, and the first to go. With a limit of
+    one, the newest and the best one both stay until the end of training, and then the best one only.
     """
     if limit is None:
         return
-    found = sort_checkpoints(output_dir, best)
+    found = sorted(sort_checkpoints(output_dir, best), key=lambda path: step_of(path) <= step)
     kept = {os.path.abspath(path) for path in found[-1:]} | ({os.path.abspath(best)} if best is not None else set())
     if final and limit == 1 and best is not None:
         kept = {os.path.abspath(best)}
@@ -211,7 +223,7 @@ class FolderFormat:
 
                 self.owner._save(part, tied(self.owner.model, checkpoint["state_dict"]))
             else:
-                self.owner._save(part)
+                self.owner._save_model_into(part)
             if not args.save_only_model and "optimizer_states" in checkpoint:
                 self._save_training(checkpoint, part)
             save_state(state, os.path.join(part, TRAINER_STATE_NAME))

@@ -33,6 +33,7 @@ class Making:
     optimizer: Any
     lr_scheduler: Any
     optimizer_cls_and_kwargs: Any
+    _made_optimizer: Any = None
     _made_scheduler: Any = None
     _rates_built: list[Any] | None = None
     _signature_columns: list[str] | None = None
@@ -184,7 +185,10 @@ class Making:
                 )
         self._steps_scheduler = not isinstance(self.lr_scheduler, ReduceLROnPlateau)
         # an optimizer that was there before may have other rates by now than those it was built with
-        self._rates_built = list(getattr(self.lr_scheduler, "base_lrs", ())) if given is None else None
+        self._rates_built = None
+        if given is None:
+            self._made_optimizer = self.optimizer
+            self._rates_built = list(getattr(self.lr_scheduler, "base_lrs", ()))
         self._tell_callbacks_of()  # type: ignore[attr-defined]
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
