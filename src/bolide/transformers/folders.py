@@ -79,22 +79,13 @@ def _digest(path: str) -> str:
 def problem_of(folder: str) -> str | None:
     """Why a folder cannot be gone on from; None where it can.
 
-    A folder of Bolide's is checked against its manifest. One of transformers has none: it must hold the record that
-    is written last, and weights.
+    A folder of Bolide's is checked against its manifest; one of transformers has none.
     """
     manifest = os.path.join(folder, MANIFEST_NAME)
     if not os.path.isfile(manifest):
         if os.path.exists(os.path.join(folder, OWN_STATE_NAME)):
             return f"{MANIFEST_NAME} is missing: it was not written to its end"
-        missing = [name for name in (TRAINER_STATE_NAME,) if not os.path.isfile(os.path.join(folder, name))]
-        if missing:
-            return f"{missing[0]} is missing: it was not written to its end"
-        names = os.listdir(folder)
-        if not any(
-            name.endswith((".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")) for name in names
-        ):
-            return "it holds no weights"
-        return None
+        return foreign.problem_of(folder)
     try:
         content = json.loads(io.read_bytes(manifest))
         if content["format"] > FORMAT:
