@@ -33,7 +33,7 @@ class CallbackHandler:
     def __init__(self, callbacks: Iterable[Any], **more: Any) -> None:
         self._heard: dict[str, tuple[Hear, ...]] = {}
         self.rest = Rest()
-        self.callbacks: list[Any] = WatchedList([], self._changed)
+        self._callbacks: list[Any] = WatchedList([], self._changed)
         self.more = more
         for callback in callbacks:
             self.add_callback(callback)
@@ -43,7 +43,17 @@ class CallbackHandler:
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # a copy watches a list of its own
         self._heard, self.rest, self.more = {}, Rest(), state["more"]
-        self.callbacks = WatchedList(state["callbacks"], self._changed)
+        self._callbacks = WatchedList(state["callbacks"], self._changed)
+
+    @property
+    def callbacks(self) -> list[Any]:
+        """Who hears the events, in order; may be changed, and set to another list."""
+        return self._callbacks
+
+    @callbacks.setter
+    def callbacks(self, callbacks: Iterable[Any]) -> None:
+        self._callbacks = WatchedList(callbacks, self._changed)
+        self._changed()
 
     def _changed(self) -> None:
         self._heard.clear()

@@ -127,16 +127,22 @@ def loss_in(outputs: Any, inputs: Any) -> Tensor:
         UserCodeError: there is none.
     """
     if isinstance(outputs, dict):
-        if "loss" in outputs:
+        if outputs.get("loss") is not None:
             loss: Tensor = outputs["loss"]
             return loss
+        given = [str(name) for name, value in outputs.items() if value is not None]
         raise UserCodeError(
-            f"The model returned {', '.join(map(str, outputs))} and no 'loss' for the inputs "
+            f"The model returned {', '.join(given) or 'nothing'} and no 'loss' for the inputs "
             f"{', '.join(map(str, inputs))}. Give labels in the batch, return a loss from forward, or write "
             "Trainer(compute_loss_func=...)"
         )
-    found: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
-    return found
+    found = outputs if isinstance(outputs, Tensor) else outputs[0]
+    if isinstance(found, Tensor):
+        return found
+    raise UserCodeError(
+        f"The model returned a {type(outputs).__name__} that begins with a {type(found).__name__}, where the loss is "
+        "expected; return (loss, ...), a dictionary with 'loss', or write Trainer(compute_loss_func=...)"
+    )
 
 
 class LabelSmoother:

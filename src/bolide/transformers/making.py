@@ -33,7 +33,9 @@ class Making:
     optimizer: Any
     lr_scheduler: Any
     optimizer_cls_and_kwargs: Any
-    _optimizer_is_users = False
+    _made_optimizer: Any = None
+    _made_scheduler: Any = None
+    _rates_built: list[Any] | None = None
     _signature_columns: list[str] | None = None
 
     # ------------------------------------------------------------------ loaders
@@ -168,14 +170,34 @@ class Making:
 
     # ------------------------------------------------------------------ optimizers
 
+    def _ready_to_step(self, num_training_steps: int) -> None:
+        """Has the run's optimizer and scheduler made, by an override or here, and notes what they are like.
+
+        Raises:
+            ConfigError: an override made none.
+        """
+        given = self.optimizer
+        self.create_optimizer_and_scheduler(num_training_steps)
+        for name in ("optimizer", "lr_scheduler"):
+            if getattr(self, name) is None:
+                raise ConfigError(
+                    f"There is no self.{name} after create_optimizer_and_scheduler; an override sets self.{name}"
+                )
+        self._steps_scheduler = not isinstance(self.lr_scheduler, ReduceLROnPlateau)
+        # an optimizer that was there before may have other rates by now than those it was built with
+        self._rates_built = None
+        if given is None:
+            self._made_optimizer = self.optimizer
+            self._rates_built = list(getattr(self.lr_scheduler, "base_lrs", ()))
+        self._tell_callbacks_of()  # type: ignore[attr-defined]
+
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Makes both, where they were not given."""
-        self._optimizer_is_users = self.optimizer is not None
         takes = bool(inspect.signature(self.create_optimizer).parameters)
         self.create_optimizer(self.model) if takes else self.create_optimizer()
+        if self.optimizer is None:
+            raise ConfigError("There is no self.optimizer after create_optimizer; an override sets self.optimizer")
         self.create_scheduler(num_training_steps, self.optimizer)
-        self._steps_scheduler = not isinstance(self.lr_scheduler, ReduceLROnPlateau)
-        self._tell_callbacks_of()  # type: ignore[attr-defined]
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         """The optimizer of the arguments, over the parameters that decay and those that do not."""
@@ -195,19 +217,22 @@ class Making:
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule of the arguments."""
-        if self.lr_scheduler is None and self.args.deepspeed:
+        if self.lr_scheduler is not None:
+            return self.lr_scheduler
+        used = optimizer if optimizer is not None else self.optimizer
+        if self.args.deepspeed:
             from bolide.transformers import zero
 
-            used = optimizer if optimizer is not None else self.optimizer
             self.lr_scheduler = zero.scheduler_of(self.args, used, num_training_steps)
         if self.lr_scheduler is None:
             self.lr_scheduler = schedules.get_scheduler(
                 self.args.lr_scheduler_type,
-                optimizer if optimizer is not None else self.optimizer,
+                used,
                 self.args.get_warmup_steps(num_training_steps),
                 num_training_steps,
                 dict(self.args.lr_scheduler_kwargs or {}),
             )
+        self._made_scheduler = self.lr_scheduler
         return self.lr_scheduler
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:

@@ -304,20 +304,18 @@ def add_neftune(args: Any, model: Any) -> Callable[[], None]:
 
 
 def use_learning_rate(trainer: Any) -> None:
-    """After a resume: the learning rate of the arguments holds, where it is another than in the checkpoint.
+    """After a resume: the rates that this run's optimizer was built with hold, where they are others than the saved.
 
-    A rate that a callback or an optimizer of the user's own set is left alone.
+    A rate that a callback set, or an optimizer that was given or had trained before, is left alone.
     """
-    schedule, optimizer = trainer.lr_scheduler, trainer.optimizer
-    if trainer._optimizer_is_users or not isinstance(schedule, Schedule):
+    schedule, optimizer, new = trainer.lr_scheduler, trainer.optimizer, trainer._rates_built
+    if not isinstance(schedule, Schedule) or not new or len(new) != len(schedule.base_lrs) or new == schedule.base_lrs:
         return
-    new, old = trainer.args.learning_rate, schedule.base_lrs
-    if all(rate == new for rate in old):
-        return
-    info(f"learning_rate is {new:g} now, and was {old[0]:g} in the checkpoint: it holds from here on.")
-    schedule.base_lrs = [new for _ in old]
-    for group in optimizer.param_groups:
-        group["initial_lr"] = new
+    now, before = (", ".join(f"{rate:g}" for rate in dict.fromkeys(rates)) for rates in (new, schedule.base_lrs))
+    info(f"learning_rate is {now} now, and was {before} in the checkpoint: it holds from here on.")
+    schedule.base_lrs = list(new)
+    for group, rate in zip(optimizer.param_groups, new, strict=False):
+        group["initial_lr"] = rate
     schedule.apply()
 
 

@@ -32,12 +32,13 @@ from bolide.transformers.adapter import Adapter, Bridge
 from bolide.transformers.arguments import TrainingArguments
 from bolide.transformers.data import windows
 from bolide.transformers.evaluating import Evaluating
-from bolide.transformers.folders import FolderFormat, get_last_checkpoint, rotate
+from bolide.transformers.folders import FolderFormat, get_last_checkpoint, rotate, tell_of_earlier_run
 from bolide.transformers.keeping import Keeping, counts_parameters
 from bolide.transformers.losses import LossRecord
 from bolide.transformers.making import Making
 from bolide.transformers.optimizers import switches
 from bolide.transformers.repeating import Repeating
+from bolide.transformers.weights import unwrapped
 
 Dataset = Any
 
@@ -210,6 +211,12 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             self._made_adapter = Adapter(self, self.model_wrapped)
         return self._made_adapter
 
+    def _adapter_to_evaluate(self) -> Adapter:
+        """The adapter of `model`, which a script may have replaced by another, in the midst of training, too."""
+        if unwrapped(self.model) is unwrapped(self.model_wrapped):
+            return self._adapter
+        return Adapter(self, self.model)
+
     def _new_engine(self) -> Engine:
         args = self.args
         device = args.device if self.place_model_on_device else setup.device_of(self.model)
@@ -326,11 +333,17 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             set_seeds(args)
             self.model = self.model_wrapped = self.call_model_init(self._trial)
             self.optimizer = self.lr_scheduler = None
+        if unwrapped(self.model) is not unwrapped(self.model_wrapped):  # replaced by the script
+            self.model_wrapped = self.model
+            if self.optimizer is self._made_optimizer:
+                self.optimizer = None
         if args.deepspeed:
             from bolide.transformers import zero
 
             zero.refuse_again(args, self._has_trained)
             self.optimizer = self.lr_scheduler = None  # its engine puts tensors of its own into an optimizer
+        if self.lr_scheduler is self._made_scheduler:
+            self.lr_scheduler = None  # another training has a schedule of its own; one that was given goes on
         self._made_engine = self._made_adapter = None
         self._look_at_model()
         setup.prepare_model(self)
@@ -347,6 +360,9 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         folder = self._folder_to_go_on_from(resume)
         if folder is not None:
             self._take_state(folder)
+        elif args.should_save and args.save_strategy != "no" and self._trial is None:
+            tell_of_earlier_run(self._run_dir())
+        self._newest_checkpoint = folder
         self._steps_before = self.state.global_step
         self._evaluated_at = None
         self.control.should_training_stop = False
@@ -486,7 +502,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self.log(figures)
         if args.should_save and args.save_strategy != "no":
             best = run.best_model_checkpoint if args.load_best_model_at_end else None
-            rotate(self._run_dir(), args.save_total_limit, best, final=True)
+            rotate(self._run_dir(), args.save_total_limit, best, run.global_step, final=True)
         self._tell("on_train_end")
         if args.push_to_hub:
             self._finish_current_push()
@@ -526,6 +542,8 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
                 loss = loss * weight
             elif self._several:
                 loss = loss * self._loss_scale
+        if not isinstance(loss, Tensor):
+            raise UserCodeError(f"compute_loss returned a {type(loss).__name__}; return the loss, a tensor")
         if loss.dim():
             loss = loss.mean()
         self._weighed = weight is not None
