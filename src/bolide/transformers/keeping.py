@@ -314,7 +314,7 @@ class Keeping:
     def _load_best_model(self) -> None:
         folder = self.state.best_model_checkpoint
         info(f"The weights are those of {folder}, the best checkpoint ({self.state.best_metric}).")
-        found = weights.matching_keys(weights.read(folder), self.model)
+        found = weights.matching_keys(weights.read_for(self.model, folder), self.model)
         trainer: Any = self
         if self.args.deepspeed:
             from bolide.transformers import zero
