@@ -60,7 +60,7 @@ class Adapter(LightningModule):
     def configure_optimizers(self) -> Any:
         """The trainer's optimizer and scheduler, built now that the model is where it trains."""
         owner = self.owner
-        owner.create_optimizer_and_scheduler(owner.state.max_steps)
+        owner._make_optimizer_and_scheduler(owner.state.max_steps)
         self.is_mixed = self._running("configure_optimizers").precision.row.autocast is not None
         self.choose_step()
         # a norm is a sum of floats, and the order of its terms is that of the model
@@ -309,6 +309,7 @@ class Bridge(Checkpoint):
             "stop": bool(control.should_training_stop and owner.state.global_step < owner.state.max_steps),
             "stop_epoch": bool(control.should_epoch_stop),
             "max_steps": owner.state.max_steps,
+            "made_rates": list(owner._made_rates),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from bolide.core.errors import ConfigError
+from bolide.core.errors import ConfigError, UserCodeError
 from bolide.transformers import data, optimizers, ranks, schedules
 from bolide.transformers.loss import base_of
 from bolide.transformers.weights import unwrapped
@@ -34,6 +35,8 @@ class Making:
     lr_scheduler: Any
     optimizer_cls_and_kwargs: Any
     _optimizer_is_users = False
+    _steps_scheduler = True
+    _made_rates: Sequence[float] = ()
     _signature_columns: list[str] | None = None
 
     # ------------------------------------------------------------------ loaders
@@ -168,14 +171,26 @@ class Making:
 
     # ------------------------------------------------------------------ optimizers
 
+    def _make_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Has both made, by whatever a subclass overrides, and notes what is to be known of them."""
+        self._optimizer_is_users = self.optimizer is not None
+        self.create_optimizer_and_scheduler(num_training_steps)
+        missing = [name for name in ("optimizer", "lr_scheduler") if getattr(self, name, None) is None]
+        if missing:
+            raise UserCodeError(
+                f"{type(self).__name__} has made no {' and no '.join(missing)}; set self.{' and self.'.join(missing)} "
+                "in create_optimizer_and_scheduler, or in create_optimizer and create_scheduler"
+            )
+        self._steps_scheduler = not isinstance(self.lr_scheduler, ReduceLROnPlateau)
+        own = isinstance(self.lr_scheduler, schedules.Schedule)
+        self._made_rates = [float(rate) for rate in self.lr_scheduler.base_lrs] if own else ()
+        self._tell_callbacks_of()  # type: ignore[attr-defined]
+
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Makes both, where they were not given."""
-        self._optimizer_is_users = self.optimizer is not None
         takes = bool(inspect.signature(self.create_optimizer).parameters)
         self.create_optimizer(self.model) if takes else self.create_optimizer()
         self.create_scheduler(num_training_steps, self.optimizer)
-        self._steps_scheduler = not isinstance(self.lr_scheduler, ReduceLROnPlateau)
-        self._tell_callbacks_of()  # type: ignore[attr-defined]
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         """The optimizer of the arguments, over the parameters that decay and those that do not."""

@@ -304,21 +304,29 @@ def add_neftune(args: Any, model: Any) -> Callable[[], None]:
     return handle.remove
 
 
-def use_learning_rate(trainer: Any) -> None:
-    """After a resume: the learning rate of the arguments holds, where it is another than in the checkpoint.
+def use_learning_rate(trainer: Any, rates_then: list[float] | None) -> None:
+    """After a resume: the learning rates that this run made hold, where they are others than in the run gone on from.
 
-    A rate that a callback or an optimizer of the user's own set is left alone.
+    Rates that differ by group, and those of an optimizer that a subclass makes, are compared as they were made. A rate
+    that a callback set, or the optimizer that was given as an object, is left alone.
+
+    Args:
+        trainer: its schedule has the rates of the checkpoint.
+        rates_then: the rate of each group as the earlier run made it; None where a checkpoint does not say.
     """
-    schedule, optimizer = trainer.lr_scheduler, trainer.optimizer
+    schedule, optimizer, now = trainer.lr_scheduler, trainer.optimizer, list(trainer._made_rates)
     if trainer._optimizer_is_users or not isinstance(schedule, Schedule):
         return
-    new, old = trainer.args.learning_rate, schedule.base_lrs
-    if all(rate == new for rate in old):
+    then = rates_then or [float(rate) for rate in schedule.base_lrs]
+    if len(set(then)) == 1:  # groups without weight decay may have been joined, in one of the two runs
+        then = then[:1] * len(now)
+    if then == now or len(then) != len(now) or len(schedule.base_lrs) != len(now):
         return
-    info(f"learning_rate is {new:g} now, and was {old[0]:g} in the checkpoint: it holds from here on.")
-    schedule.base_lrs = [new for _ in old]
-    for group in optimizer.param_groups:
-        group["initial_lr"] = new
+    said = [", ".join(dict.fromkeys(f"{rate:g}" for rate in rates)) for rates in (now, then)]
+    info(f"learning_rate is {said[0]} now, and was {said[1]} in the checkpoint: it holds from here on.")
+    schedule.base_lrs = now
+    for group, rate in zip(optimizer.param_groups, now, strict=True):
+        group["initial_lr"] = rate
     schedule.apply()
 
 

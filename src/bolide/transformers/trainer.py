@@ -454,7 +454,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
                 self._adapter.end_epoch()
             self.control.should_training_stop = resumed["stop"] and resumed["max_steps"] == self.state.max_steps
         if progress.step:
-            setup.use_learning_rate(self)
+            setup.use_learning_rate(self, (resumed or {}).get("made_rates"))
         if switches(self.optimizer):
             self.optimizer.train()
         self._tell_callbacks_of()
