@@ -26,6 +26,7 @@ from bolide.core.errors import CheckpointError, CheckpointNotFoundError
 from bolide.core.messages import warn
 from bolide.seed import generators, states_of
 from bolide.transformers import foreign, moving, weights
+from bolide.transformers.loss import call
 from bolide.transformers.state import save_state
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
@@ -211,7 +212,7 @@ class FolderFormat:
 
                 self.owner._save(part, tied(self.owner.model, checkpoint["state_dict"]))
             else:
-                self.owner._save(part)
+                call(self.owner.save_model, part, True)  # which a subclass may override
             if not args.save_only_model and "optimizer_states" in checkpoint:
                 self._save_training(checkpoint, part)
             save_state(state, os.path.join(part, TRAINER_STATE_NAME))

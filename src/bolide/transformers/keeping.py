@@ -19,7 +19,7 @@ from bolide.core.errors import ConfigError, did_you_mean
 from bolide.core.messages import info
 from bolide.transformers import hub, ranks, state, weights
 from bolide.transformers.folders import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, rotate
-from bolide.transformers.loss import base_of
+from bolide.transformers.loss import base_of, call
 from bolide.transformers.optimizers import averaged
 
 
@@ -86,7 +86,7 @@ class Keeping:
             self._log_training()
         metrics = None
         if self.control.should_evaluate:
-            metrics = self._evaluate(self._ignore_keys_for_eval)
+            metrics = self._evaluate(trainer._trial, self._ignore_keys_for_eval)
             better = self._take_best(metrics)
             if self.args.save_strategy == "best":
                 self.control.should_save = better
@@ -114,12 +114,14 @@ class Keeping:
         if bad:
             logs["non_finite_losses"] = bad
         self.store_flos()
-        self.log(logs, self._started_s)
+        call(self.log, logs, self._started_s)
 
-    def _evaluate(self, ignore_keys: list[str] | None, skip_scheduler: bool = False) -> dict[str, float]:
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
         """An evaluation within training; a schedule that looks at a metric looks now."""
         trainer: Any = self
-        metrics: dict[str, float] = trainer.evaluate(ignore_keys=ignore_keys)
+        metrics: dict[str, float] = trainer.evaluate(ignore_keys=ignore_keys_for_eval)
         if not skip_scheduler and not trainer._steps_scheduler:
             self.lr_scheduler.step(self._watched(metrics))
         return metrics
@@ -324,10 +326,10 @@ class Keeping:
 
     # ------------------------------------------------------------------ the hub
 
-    def init_hf_repo(self, token: str | None = None) -> None:
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Makes the repository, where it is not there."""
         if self.is_world_process_zero():
-            hub.make_repository(self, token)
+            hub.make_repository(self, token, private)
 
     def _finish_current_push(self) -> None:
         """Waits for the uploads that run in the background; their errors are raised here."""
@@ -341,7 +343,7 @@ class Keeping:
 
     def push_to_hub(
         self, commit_message: str | None = "End of training", blocking: bool = True, token: str | None = None,
-        revision: str | None = None, **facts: Any,
+        revision: str | None = None, private: bool | None = None, **facts: Any,
     ) -> Any:  # fmt: skip
         """Writes the model into output_dir and uploads it; needs huggingface_hub.
 
@@ -350,6 +352,7 @@ class Keeping:
             blocking: False: uploads in the background; the result is a future.
             token: in the place of hub_token.
             revision: in the place of hub_revision.
+            private: in the place of hub_private_repo, where the repository is made by this call.
             facts: for the model card.
         """
         trainer: Any = self
@@ -358,7 +361,7 @@ class Keeping:
         self.save_model(_internal_call=True)
         trainer._tell("on_push_begin")
         self.create_model_card(**facts)
-        pushed = hub.push(self, self.args.output_dir, commit_message, blocking, token, revision)
+        pushed = hub.push(self, self.args.output_dir, commit_message, blocking, token, revision, private)
         if not blocking:
             self._pushes.append(pushed)
         return pushed

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, RandomSampler, Sampler, Sequential
 
 from bolide.core.errors import ConfigError, UserCodeError
 from bolide.transformers import data, optimizers, ranks, schedules
-from bolide.transformers.loss import base_of
+from bolide.transformers.loss import base_of, call
 from bolide.transformers.weights import unwrapped
 
 
@@ -77,8 +77,7 @@ class Making:
         }  # fmt: skip
         if not _is_iterable(dataset):
             own: Any = self._get_train_sampler if training else self._get_eval_sampler
-            takes = bool(inspect.signature(own).parameters)
-            sampler = own(dataset) if takes else own()
+            sampler = call(own, dataset)
             if isinstance(sampler, data.BalancedBatches):
                 del options["batch_size"]
                 options["batch_sampler"] = sampler
@@ -105,10 +104,8 @@ class Making:
             return dataset
         self._set_signature_columns_if_needed()
         dropped = [column for column in dataset.column_names if column not in (self._signature_columns or ())]
-        if not dropped:
-            return dataset
-        data.tell_dropped(dropped, type(base_of(self.model)).__name__)
-        return dataset.remove_columns(dropped)
+        data.tell_dropped(dataset.column_names, self._signature_columns or (), type(base_of(self.model)).__name__)
+        return dataset.remove_columns(dropped) if dropped else dataset
 
     def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
         """A collator that leaves out of each sample what the model does not take."""
@@ -188,9 +185,8 @@ class Making:
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Makes both, where they were not given."""
-        takes = bool(inspect.signature(self.create_optimizer).parameters)
-        self.create_optimizer(self.model) if takes else self.create_optimizer()
-        self.create_scheduler(num_training_steps, self.optimizer)
+        call(self.create_optimizer, self.model)
+        call(self.create_scheduler, num_training_steps, self.optimizer)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         """The optimizer of the arguments, over the parameters that decay and those that do not."""

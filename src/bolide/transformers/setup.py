@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
-from bolide.compat.hf_args import KEPT
+from bolide.compat.hf_args import KEPT, NOT_CALLED
 from bolide.core.errors import ConfigError, MissingPackageError, UserCodeError, did_you_mean
 from bolide.core.messages import info, warn
 from bolide.transformers import ranks
+from bolide.transformers.arguments import TrainingArguments
 from bolide.transformers.callbacks import refuse_unknown
 from bolide.transformers.data import default_data_collator
 from bolide.transformers.loss import LabelSmoother, base_of
@@ -50,6 +52,24 @@ def with_old_names(processing_class: Any, old: dict[str, Any]) -> tuple[Any, lis
         else:
             wrong.append(f"Trainer has no argument {name!r}." + did_you_mean(name, CONSTRUCTOR))
     return processing_class, wrong
+
+
+def refuse_other_arguments(args: Any) -> None:
+    """Raises where the settings are not TrainingArguments of Bolide's.
+
+    Raises:
+        ConfigError: a dictionary, transformers' own arguments, or something else.
+    """
+    if isinstance(args, TrainingArguments):
+        return
+    if isinstance(args, Mapping):
+        raise ConfigError("args is a dictionary; write args=TrainingArguments(**settings)")
+    if any(cls.__module__.partition(".")[0] == "transformers" for cls in type(args).__mro__):
+        raise ConfigError(
+            f"args is a {type(args).__name__} of transformers, whose settings are not checked as Bolide's are; import "
+            "it from bolide.transformers, as the Trainer: from bolide.transformers import Trainer, TrainingArguments"
+        )
+    raise ConfigError(f"args is a {type(args).__name__}; give bolide.transformers.TrainingArguments(...)")
 
 
 def _model(args: Any, given: Given) -> Iterator[str]:
@@ -86,7 +106,12 @@ def _data(args: Any, given: Given) -> Iterator[str]:
     if args.eval_strategy != "no" and given["eval_dataset"] is None:
         yield f'eval_strategy="{args.eval_strategy}" needs eval_dataset; give one, or write eval_strategy="no"'
     train = given["train_dataset"]
-    if train is not None and not hasattr(type(train), "__len__") and args.max_steps <= 0:
+    if isinstance(train, Iterator) and not isinstance(train, IterableDataset):
+        yield (
+            "train_dataset is an iterator, which is read once only; give a list or a Dataset, or for a stream an "
+            "IterableDataset, whose __iter__ begins anew"
+        )
+    elif train is not None and not hasattr(type(train), "__len__") and args.max_steps <= 0:
         yield "train_dataset has no length, so its epochs cannot be counted: write max_steps=..."
 
 
@@ -338,6 +363,14 @@ def speed(split: str, started_s: float, samples: float, steps: int) -> dict[str,
         found[f"{split}_samples_per_second"] = round(samples / runtime, 3)
         found[f"{split}_steps_per_second"] = round(steps / runtime, 3)
     return found
+
+
+def tell_of_overrides_that_nothing_calls(kind: type) -> None:
+    """Warns where a subclass defines a method that transformers' own loop would call."""
+    found = [name for name in NOT_CALLED if any(name in vars(cls) for cls in kind.__mro__)]
+    if found:
+        more = "; ".join(f"{name}: override {NOT_CALLED[name]}" for name in found)
+        warn(f"{kind.__name__} overrides methods of transformers' Trainer that are never called here. {more}.")
 
 
 def refuse_peft_without_adapters(model: Any) -> Iterator[str]:
