@@ -34,7 +34,11 @@ TRANSFORMERS: dict[str, tuple[str, ...]] = {
         "DefaultFlowCallback", "EarlyStoppingCallback", "HfArgumentParser", "PrinterCallback", "ProgressCallback",
         "Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments", "get_scheduler", "set_seed",
     ),
-    "transformers.trainer": ("Trainer",),
+    "transformers.hf_argparser": ("HfArgumentParser",),
+    "transformers.trainer": ("PrinterCallback", "ProgressCallback", "Trainer", "TrainingArguments"),
+    "transformers.trainer_callback": (
+        "DefaultFlowCallback", "EarlyStoppingCallback", "PrinterCallback", "ProgressCallback",
+    ),
     "transformers.trainer_seq2seq": ("Seq2SeqTrainer",),
     "transformers.training_args": ("TrainingArguments",),
     "transformers.training_args_seq2seq": ("Seq2SeqTrainingArguments",),

@@ -329,6 +329,7 @@ class Bridge(Checkpoint):
             "cut_an_epoch": self.cut_an_epoch,
             "max_steps": owner.state.max_steps,
             "loggers": [logger.position(owner.args) for logger in owner.callback_handler.loggers],
+            "made_rates": list(owner._made_rates),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

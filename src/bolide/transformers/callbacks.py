@@ -134,8 +134,10 @@ class CallbackHandler:
         return control
 
 
-def refuse_unknown(callbacks: Iterable[Any]) -> list[str]:
+def refuse_unknown(callbacks: Any) -> list[str]:
     """What is wrong with a list of callbacks: things that hear no event."""
+    if not isinstance(callbacks, Iterable):
+        return [f"callbacks is one {type(callbacks).__name__}; give a list of them: callbacks=[...]"]
     wrong = []
     for item in callbacks:
         kind = item if isinstance(item, type) else type(item)

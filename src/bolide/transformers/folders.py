@@ -260,7 +260,7 @@ class FolderFormat:
         problem = problem_of(path)
         if problem is not None:
             raise DamagedCheckpointError(f"The checkpoint {path!r} cannot be used: {problem}")
-        state = weights.read(path)
+        state = weights.read_for(self.owner.model, path)
         mismatch = weights.fits(self.owner.model, state, self.owner._engine.strategy.whole_shapes(self.owner.model))
         if mismatch is not None:
             raise CheckpointError(f"The weights in {path!r} do not fit {type(self.owner.model).__name__}: {mismatch}")

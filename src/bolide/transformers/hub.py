@@ -30,7 +30,7 @@ def repository_of(trainer: Any) -> str:
     return str(args.hub_model_id or os.path.basename(os.path.abspath(args.output_dir)))
 
 
-def make_repository(trainer: Any, token: str | None = None) -> str:
+def make_repository(trainer: Any, token: str | None = None, private: bool | None = None) -> str:
     """Makes the repository, where it is not there; returns its full name.
 
     Raises:
@@ -38,7 +38,7 @@ def make_repository(trainer: Any, token: str | None = None) -> str:
     """
     args = trainer.args
     made = _api(token or args.hub_token).create_repo(
-        repository_of(trainer), private=args.hub_private_repo, exist_ok=True
+        repository_of(trainer), private=args.hub_private_repo if private is None else private, exist_ok=True
     )
     trainer.hub_model_id = made.repo_id
     return str(made.repo_id)
@@ -46,11 +46,11 @@ def make_repository(trainer: Any, token: str | None = None) -> str:
 
 def push(
     trainer: Any, folder: str, message: str | None, blocking: bool = True, token: str | None = None,
-    revision: str | None = None,
+    revision: str | None = None, private: bool | None = None,
 ) -> Any:  # fmt: skip
     """Uploads a folder without its checkpoints and logs."""
     args = trainer.args
-    name = trainer.hub_model_id or make_repository(trainer, token)
+    name = trainer.hub_model_id or make_repository(trainer, token, private)
     return _api(token or args.hub_token).upload_folder(
         repo_id=name, folder_path=folder, commit_message=message, run_as_future=not blocking,
         ignore_patterns=LEFT_OUT, revision=revision or args.hub_revision,

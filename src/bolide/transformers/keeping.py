@@ -20,7 +20,7 @@ from bolide.core.errors import ConfigError, did_you_mean
 from bolide.core.messages import info
 from bolide.transformers import hub, ranks, state, weights
 from bolide.transformers.folders import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, rotate
-from bolide.transformers.loss import base_of, takes
+from bolide.transformers.loss import base_of, call
 from bolide.transformers.optimizers import averaged
 
 
@@ -89,7 +89,7 @@ class Keeping:
             self._log_training()
         metrics = None
         if self.control.should_evaluate:
-            metrics = self._evaluate(self._ignore_keys_for_eval)
+            metrics = self._evaluate(trainer._trial, self._ignore_keys_for_eval)
             better = self._take_best(metrics)
             if self.args.save_strategy == "best":
                 self.control.should_save = better
@@ -117,12 +117,14 @@ class Keeping:
         if bad:
             logs["non_finite_losses"] = bad
         self.store_flos()
-        self.log(logs, self._started_s) if takes(self.log, "start_time") else self.log(logs)
+        call(self.log, logs, self._started_s)
 
-    def _evaluate(self, ignore_keys: list[str] | None, skip_scheduler: bool = False) -> dict[str, float]:
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
         """An evaluation within training; a schedule that looks at a metric looks now."""
         trainer: Any = self
-        metrics: dict[str, float] = trainer.evaluate(ignore_keys=ignore_keys)
+        metrics: dict[str, float] = trainer.evaluate(ignore_keys=ignore_keys_for_eval)
         if not skip_scheduler and not trainer._steps_scheduler:
             self.lr_scheduler.step(self._watched(metrics))
         if self._report is not None:  # a search compares these, and no evaluation of the script's own
@@ -308,10 +310,8 @@ class Keeping:
         trainer: Any = self
         if not trainer._overrides("save_model"):
             self._save(folder)
-        elif takes(self.save_model, "_internal_call"):
-            self.save_model(folder, _internal_call=True)
         else:
-            self.save_model(folder)
+            call(self.save_model, folder, True)
 
     def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None) -> None:
         folder = output_dir if output_dir is not None else self.args.output_dir
@@ -331,7 +331,7 @@ class Keeping:
     def _load_best_model(self) -> None:
         folder = self.state.best_model_checkpoint
         info(f"The weights are those of {folder}, the best checkpoint ({self.state.best_metric}).")
-        found = weights.matching_keys(weights.read(folder), self.model)
+        found = weights.matching_keys(weights.read_for(self.model, folder), self.model)
         trainer: Any = self
         if self.args.deepspeed:
             from bolide.transformers import zero
@@ -341,10 +341,10 @@ class Keeping:
 
     # ------------------------------------------------------------------ the hub
 
-    def init_hf_repo(self, token: str | None = None) -> None:
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Makes the repository, where it is not there."""
         if self.is_world_process_zero():
-            hub.make_repository(self, token)
+            hub.make_repository(self, token, private)
 
     def _finish_current_push(self) -> None:
         """Waits for the uploads that run in the background; their errors are raised here."""
@@ -358,7 +358,7 @@ class Keeping:
 
     def push_to_hub(
         self, commit_message: str | None = "End of training", blocking: bool = True, token: str | None = None,
-        revision: str | None = None, **facts: Any,
+        revision: str | None = None, private: bool | None = None, **facts: Any,
     ) -> Any:  # fmt: skip
         """Writes the model into output_dir and uploads it; needs huggingface_hub.
 
@@ -367,6 +367,7 @@ class Keeping:
             blocking: False: uploads in the background; the result is a future.
             token: in the place of hub_token.
             revision: in the place of hub_revision.
+            private: in the place of hub_private_repo, where the repository is made by this call.
             facts: for the model card.
         """
         trainer: Any = self
@@ -375,7 +376,7 @@ class Keeping:
         self.save_model(_internal_call=True)
         trainer._tell("on_push_begin")
         self.create_model_card(**facts)
-        pushed = hub.push(self, self.args.output_dir, commit_message, blocking, token, revision)
+        pushed = hub.push(self, self.args.output_dir, commit_message, blocking, token, revision, private)
         if not blocking:
             self._pushes.append(pushed)
         return pushed

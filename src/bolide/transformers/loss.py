@@ -7,7 +7,7 @@ label smoothing. Who calls: the adapter and the trainer's compute_loss.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,22 @@ def takes(function: Any, name: str) -> bool:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
+
+
+def call(override: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls an override with as many arguments as it takes: in earlier releases these methods had fewer."""
+    kinds = [parameter.kind for parameter in inspect.signature(override).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return override(*arguments)
+    taken = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return override(*arguments[: sum(kind in taken for kind in kinds)])
+
+
+def no_loss(found: Any, compute_loss: Any) -> UserCodeError:
+    """The error for what is no loss."""
+    hint = "; return (loss, outputs) where return_outputs is true only" if isinstance(found, tuple) else ""
+    name = getattr(compute_loss, "__qualname__", "compute_loss")
+    return UserCodeError(f"{name} returned a {type(found).__name__}, and must return the loss, a tensor{hint}")
 
 
 def takes_any(function: Any) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from bolide.core.errors import ConfigError
+from bolide.core.errors import ConfigError, UserCodeError
 from bolide.transformers import data, optimizers, ranks, schedules
-from bolide.transformers.loss import base_of
+from bolide.transformers.loss import base_of, call
 from bolide.transformers.weights import unwrapped
 
 
@@ -33,9 +34,11 @@ class Making:
     optimizer: Any
     lr_scheduler: Any
     optimizer_cls_and_kwargs: Any
+    _optimizer_is_users = False
+    _steps_scheduler = True
     _made_optimizer: Any = None
     _made_scheduler: Any = None
-    _rates_built: list[Any] | None = None
+    _made_rates: Sequence[float] = ()
     _signature_columns: list[str] | None = None
 
     # ------------------------------------------------------------------ loaders
@@ -76,8 +79,7 @@ class Making:
         }  # fmt: skip
         if not _is_iterable(dataset):
             own: Any = self._get_train_sampler if training else self._get_eval_sampler
-            takes = bool(inspect.signature(own).parameters)
-            sampler = own(dataset) if takes else own()
+            sampler = call(own, dataset)
             if isinstance(sampler, data.BalancedBatches):
                 del options["batch_size"]
                 options["batch_sampler"] = sampler
@@ -104,10 +106,8 @@ class Making:
             return dataset
         self._set_signature_columns_if_needed()
         dropped = [column for column in dataset.column_names if column not in (self._signature_columns or ())]
-        if not dropped:
-            return dataset
-        data.tell_dropped(dropped, type(base_of(self.model)).__name__)
-        return dataset.remove_columns(dropped)
+        data.tell_dropped(dataset.column_names, self._signature_columns or (), type(base_of(self.model)).__name__)
+        return dataset.remove_columns(dropped) if dropped else dataset
 
     def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
         """A collator that leaves out of each sample what the model does not take."""
@@ -171,33 +171,34 @@ class Making:
     # ------------------------------------------------------------------ optimizers
 
     def _ready_to_step(self, num_training_steps: int) -> None:
-        """Has the run's optimizer and scheduler made, by an override or here, and notes what they are like.
+        """Has both made, by whatever a subclass overrides, and notes what is to be known of them.
 
         Raises:
-            ConfigError: an override made none.
+            UserCodeError: an override made none.
         """
-        given = self.optimizer
+        self._optimizer_is_users = self.optimizer is not None
         self.create_optimizer_and_scheduler(num_training_steps)
-        for name in ("optimizer", "lr_scheduler"):
-            if getattr(self, name) is None:
-                raise ConfigError(
-                    f"There is no self.{name} after create_optimizer_and_scheduler; an override sets self.{name}"
-                )
+        self._refuse_without("optimizer", "lr_scheduler")
         self._steps_scheduler = not isinstance(self.lr_scheduler, ReduceLROnPlateau)
-        # an optimizer that was there before may have other rates by now than those it was built with
-        self._rates_built = None
-        if given is None:
+        own = isinstance(self.lr_scheduler, schedules.Schedule)
+        self._made_rates = [float(rate) for rate in self.lr_scheduler.base_lrs] if own else ()
+        if not self._optimizer_is_users:
             self._made_optimizer = self.optimizer
-            self._rates_built = list(getattr(self.lr_scheduler, "base_lrs", ()))
         self._tell_callbacks_of()  # type: ignore[attr-defined]
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Makes both, where they were not given."""
-        takes = bool(inspect.signature(self.create_optimizer).parameters)
-        self.create_optimizer(self.model) if takes else self.create_optimizer()
-        if self.optimizer is None:
-            raise ConfigError("There is no self.optimizer after create_optimizer; an override sets self.optimizer")
-        self.create_scheduler(num_training_steps, self.optimizer)
+        call(self.create_optimizer, self.model)
+        self._refuse_without("optimizer")
+        call(self.create_scheduler, num_training_steps, self.optimizer)
+
+    def _refuse_without(self, *names: str) -> None:
+        missing = [name for name in names if getattr(self, name, None) is None]
+        if missing:
+            raise UserCodeError(
+                f"{type(self).__name__} has made no {' and no '.join(missing)}; set self.{' and self.'.join(missing)} "
+                "in create_optimizer_and_scheduler, or in create_optimizer and create_scheduler"
+            )
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         """The optimizer of the arguments, over the parameters that decay and those that do not."""

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from bolide import collectives
-from bolide.core.errors import ConfigError, UserCodeError
+from bolide.checkpoint.file import beside
+from bolide.core.errors import CheckpointNotFoundError, ConfigError, UserCodeError
 from bolide.core.messages import info, warn
 from bolide.data.loaders import length_of, set_epoch
 from bolide.seed import seed_everything
@@ -95,6 +96,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         **old: Any,
     ) -> None:
         args = args if args is not None else TrainingArguments("tmp_trainer")
+        setup.refuse_other_arguments(args)
         processing_class, wrong = setup.with_old_names(processing_class, old)
         given = {
             "model": model, "model_init": model_init, "eval_dataset": eval_dataset, "train_dataset": train_dataset,
@@ -132,6 +134,8 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self._loss_weights: Any = None
         if self._several:
             ranks.open_ranks(args)
+        if type(self) is not Trainer:
+            setup.tell_of_overrides_that_nothing_calls(type(self))
         self._look_at_model()
         self._made_adapter: Adapter | None = None
         self._made_engine: Engine | None = None
@@ -145,6 +149,8 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self._tell_callbacks_of(train_dataloader=None, eval_dataloader=None)
         self.state = self._new_state()
         self.control = state.TrainerControl()
+        if args.push_to_hub:  # a missing token shows now, not when the training is done
+            self.init_hf_repo()
         self._tell("on_init_end")
 
     # ------------------------------------------------------------------ what a run works with
@@ -422,7 +428,10 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             if folder is None:
                 info(f"There is no checkpoint in {self._run_dir()!r} to go on from: training starts.")
             return folder
-        return os.path.expanduser(os.fspath(resume))
+        path = os.path.expanduser(os.fspath(resume))
+        if not os.path.isdir(path):
+            raise CheckpointNotFoundError(f"resume_from_checkpoint={path!r}: there is no such folder.{beside(path)}")
+        return path
 
     def _take_state(self, folder: str) -> None:
         """Takes over the record of a checkpoint; what the arguments say now holds, and what changed is told."""
@@ -471,13 +480,13 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             for logger, position in zip(self.callback_handler.loggers, resumed.get("loggers", ()), strict=False):
                 logger.go_on(position)
         if progress.step:
-            setup.use_learning_rate(self)
+            setup.use_learning_rate(self, (resumed or {}).get("made_rates"))
         if switches(self.optimizer):
             self.optimizer.train()
         self._tell_callbacks_of()
         self._tell("on_train_begin")
         if self.args.eval_on_start and progress.step == 0:
-            self._evaluate(self._ignore_keys_for_eval, skip_scheduler=True)
+            self._evaluate(self._trial, self._ignore_keys_for_eval, skip_scheduler=True)
             self.model_wrapped.train()
 
     def _finish(self, started_s: float, batches: float) -> state.TrainOutput:
@@ -534,6 +543,8 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             count: dict[str, Any] = {"num_items_in_batch": num_items_in_batch} if self._loss_takes_count else {}
             with self.compute_loss_context_manager():
                 loss = self.compute_loss(model, inputs, **count)
+        if not isinstance(loss, Tensor):
+            raise losses.no_loss(loss, self.compute_loss)
         weight = self._loss_weight
         if weight is not None:
             if self._uses_count is None:
@@ -586,7 +597,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         if self._several:
             return ranks.weigh(self, window)
         if self._own_samples:
-            window, count = self.get_batch_samples(iter(window), len(window), self.args.device)
+            window, count = losses.call(self.get_batch_samples, iter(window), len(window), self.args.device)
         elif len(window) == 1 and not self._passes_count:
             self._loss_weights = None
             return window, None

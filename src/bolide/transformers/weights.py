@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bolide.checkpoint import io
 from bolide.checkpoint.file import read_checkpoint
-from bolide.core.errors import CheckpointNotFoundError, MissingPackageError
+from bolide.core.errors import CheckpointError, CheckpointNotFoundError, MissingPackageError
 from bolide.core.messages import warn
 from bolide.strategies.strategy import matching_keys, plain_keys
 
@@ -156,6 +156,41 @@ def _read_file(path: str, device: str) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     return dict(load_file(path, device=device))
+
+
+def read_for(model: Any, folder: str) -> dict[str, Tensor]:
+    """The weights in a folder, under the names that a model has.
+
+    transformers saves many models (ViT, mixtures of experts) under the names of earlier releases, some of them split,
+    and gives them their present ones back only in `from_pretrained`.
+
+    Raises:
+        CheckpointError: the names are others than the model's, and its class cannot be made to translate them.
+    """
+    state = read(folder)
+    model = unwrapped(model)
+    convert = getattr(model, "from_pretrained", None)
+    if is_peft(model) or not callable(convert) or getattr(model, "config", None) is None:
+        return state
+    own = set(plain_keys(model.state_dict()))
+    if own.issuperset(plain_keys(state)):
+        return state
+    # FSDP gives a model that it spreads a class of torch's
+    made_by: Any = next(cls for cls in type(model).__mro__ if not cls.__module__.startswith("torch."))
+    try:
+        made, told = made_by.from_pretrained(
+            None, config=model.config, state_dict=dict(state), output_loading_info=True, ignore_mismatched_sizes=True,
+            dtype="auto",
+        )  # fmt: skip
+    except (TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"The weights in {folder!r} have other names than those of {made_by.__name__}, and it cannot be made from "
+            f"its configuration to translate them: {error}"
+        ) from error
+    not_found = {*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])}
+    found = {key: value for key, value in made.state_dict().items() if key not in not_found}
+    kept = own | set(told["unexpected_keys"])  # parts that a script has added or replaced have no other names
+    return found | {key: value for key, value in state.items() if key in kept}
 
 
 def load(model: Any, state: Mapping[str, Tensor], source: str) -> None:
