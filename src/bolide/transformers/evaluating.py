@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bolide.core.errors import ConfigError
 from bolide.core.messages import warn_once
-from bolide.transformers import ranks, setup
+from bolide.transformers import ranks
 from bolide.transformers.evaluation import (
     Collected,
     MeanLoss,
@@ -29,6 +29,7 @@ from bolide.transformers.evaluation import (
 from bolide.transformers.loss import base_of
 from bolide.transformers.optimizers import averaged
 from bolide.transformers.state import EvalLoopOutput, EvalPrediction, PredictionOutput
+from bolide.transformers.utilities import speed_metrics
 
 
 class Pass:
@@ -85,12 +86,13 @@ class Evaluating:
                     one if eval_dataset is not None else name, ignore_keys, f"{metric_key_prefix}_{name}"
                 )
             return found
-        loader = self.get_eval_dataloader(eval_dataset)  # type: ignore[attr-defined]
+        loader = self.get_eval_dataloader(given)  # type: ignore[attr-defined]
         trainer._tell_callbacks_of(eval_dataloader=loader)
         started_s = time.time()
         output = self.evaluation_loop(
-            loader, "Evaluation", True if self.compute_metrics is None else None, ignore_keys, metric_key_prefix
-        )
+            loader, description="Evaluation", prediction_loss_only=True if self.compute_metrics is None else None,
+            ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix,
+        )  # fmt: skip
         metrics = ranks.of_first(self.args, self._with_speed(output, metric_key_prefix, started_s))
         trainer.log(metrics)
         self.control.should_evaluate = False
@@ -105,7 +107,9 @@ class Evaluating:
         loader = trainer.get_test_dataloader(test_dataset)
         trainer._tell_callbacks_of(eval_dataloader=loader)
         started_s = time.time()
-        output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
+        output = self.evaluation_loop(
+            loader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+        )
         metrics = ranks.of_first(self.args, self._with_speed(output, metric_key_prefix, started_s))
         trainer._tell("on_predict", metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
@@ -114,7 +118,7 @@ class Evaluating:
         metrics = dict(output.metrics or {})
         samples = output.num_samples or 0
         size = self.args.eval_batch_size * self.args.world_size
-        return metrics | setup.speed(prefix, started_s, samples, -(-samples // size))
+        return metrics | speed_metrics(prefix, started_s, samples, -(-samples // size))
 
     def evaluation_loop(
         self,
@@ -247,8 +251,11 @@ class Evaluating:
         loss = None
         with torch.no_grad():
             if has_labels or without_labels:
+                count = {}
+                if trainer._passes_count:  # a loss that divides by it does so here, too
+                    count["num_items_in_batch"] = trainer._get_num_items_in_batch([inputs], self.args.device)
                 with trainer.compute_loss_context_manager():
-                    loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True)
+                    loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, **count)
                 loss = loss.detach().mean()
                 ignore = [*ignore_keys, "loss"]
                 rest = outputs[1:] if isinstance(outputs, (tuple, list)) else ()

@@ -30,7 +30,7 @@ def repository_of(trainer: Any) -> str:
     return str(args.hub_model_id or os.path.basename(os.path.abspath(args.output_dir)))
 
 
-def make_repository(trainer: Any, token: str | None = None) -> str:
+def make_repository(trainer: Any, token: str | None = None, private: bool | None = None) -> str:
     """Makes the repository, where it is not there; returns its full name.
 
     Raises:
@@ -38,7 +38,7 @@ def make_repository(trainer: Any, token: str | None = None) -> str:
     """
     args = trainer.args
     made = _api(token or args.hub_token).create_repo(
-        repository_of(trainer), private=args.hub_private_repo, exist_ok=True
+        repository_of(trainer), private=args.hub_private_repo if private is None else private, exist_ok=True
     )
     trainer.hub_model_id = made.repo_id
     return str(made.repo_id)

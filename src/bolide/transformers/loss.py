@@ -58,6 +58,15 @@ def takes(function: Any, name: str) -> bool:
         return False
 
 
+def can_be_given(function: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether a function can be called with such arguments."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def takes_any(function: Any) -> bool:
     """Whether a function takes any keyword."""
     try:

@@ -17,6 +17,7 @@ from bolide import collectives
 from bolide.checkpoint import io
 from bolide.core.errors import ConfigError
 from bolide.core.messages import warn
+from bolide.transformers.choices import HPSearchBackend
 from bolide.transformers.folders import checkpoints_in
 from bolide.transformers.state import BestRun, TrainerCallback
 from bolide.tuner.study import BACKENDS, Settings, Space, run_study
@@ -40,7 +41,7 @@ def default_space(trial: Any) -> dict[str, Any]:
     }
 
 
-def default_objective(metrics: Mapping[str, float]) -> float:
+def default_compute_objective(metrics: Mapping[str, float]) -> float:
     """The sum of the metrics of an evaluation; its loss where there is no other."""
     found = {name: value for name, value in metrics.items() if name != "epoch" and not name.endswith(CLOCKS)}
     loss = found.pop("eval_loss", None)
@@ -101,7 +102,7 @@ def hyperparameter_search(
         wrong.append("load_if_exists=False: a study that is in the storage goes on; write another study_name")
     if wrong:
         raise ConfigError(wrong)
-    objective = compute_objective or default_objective
+    objective = compute_objective or default_compute_objective
     settings = Settings(
         n_trials=n_trials, directions=directions, storage=options.get("storage"),
         name=options.get("study_name") or "bolide", sampler=options.get("sampler") or "tpe",
@@ -116,6 +117,7 @@ def hyperparameter_search(
 
     def train(trial: Trial) -> Any:
         with as_trial(trainer, trial, hp_name):
+            trainer.hp_search_backend = HPSearchBackend(backend)
             reports = Reports(trial, objective, len(directions) > 1)
             trainer.add_callback(reports)
             try:
@@ -131,7 +133,7 @@ def hyperparameter_search(
             finally:
                 trainer.remove_callback(reports)
                 folder = trainer.state.best_model_checkpoint or next(
-                    iter(reversed(checkpoints_in(trainer._run_dir()))), None
+                    iter(reversed(checkpoints_in(trainer._get_output_dir(trainer._trial)))), None
                 )
                 trial.results |= {
                     "metrics": reports.metrics, "history": trainer.state.log_history,
@@ -167,7 +169,7 @@ def _place_of(trainer: Any, trial: Trial) -> bool | None:
     """True where a trial goes on that a lost process had begun; one that may have to finds no other's checkpoints."""
     if trial.can_go_on and not trial.goes_on:
         trainer._trial = trial
-        for folder in checkpoints_in(trainer._run_dir()):
+        for folder in checkpoints_in(trainer._get_output_dir(trainer._trial)):
             io.remove(folder)
     return trial.goes_on or None
 
@@ -196,4 +198,4 @@ def as_trial(trainer: Any, trial: Trial, hp_name: Callable[[Any], str] | None) -
             vars(callback).update(state)
         trainer.optimizer = trainer.lr_scheduler = None
         trainer._made_engine = trainer._made_adapter = trainer._engine_loader = None
-        trainer._trial = None
+        trainer._trial = trainer.hp_search_backend = None

@@ -8,14 +8,12 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from bolide.compat.hf_args import KEPT
 from bolide.core.errors import ConfigError, MissingPackageError, UserCodeError, did_you_mean
 from bolide.core.messages import info, warn
 from bolide.transformers import ranks
@@ -320,22 +318,3 @@ def use_learning_rate(trainer: Any) -> None:
     for group in optimizer.param_groups:
         group["initial_lr"] = new
     schedule.apply()
-
-
-def speed(split: str, started_s: float, samples: float, steps: int) -> dict[str, float]:
-    """The figures of a run: its seconds, and samples and steps a second."""
-    runtime = time.time() - started_s
-    found = {f"{split}_runtime": round(runtime, 4)}
-    if runtime > 0:
-        found[f"{split}_samples_per_second"] = round(samples / runtime, 3)
-        found[f"{split}_steps_per_second"] = round(steps / runtime, 3)
-    return found
-
-
-def refuse_peft_without_adapters(model: Any) -> Iterator[str]:
-    """A PEFT model none of whose parameters trains."""
-    if is_peft(model) and not any(p.requires_grad for p in model.parameters()):
-        yield "The PEFT model has no parameter that trains; was it loaded with is_trainable=False?"
-
-
-KNOWN_OLD = tuple(KEPT)

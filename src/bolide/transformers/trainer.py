@@ -7,43 +7,42 @@ in repeating.py.
 
 from __future__ import annotations
 
-import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bolide import collectives
 from bolide.core.errors import ConfigError, UserCodeError
-from bolide.core.messages import info, warn
-from bolide.data.loaders import length_of, set_epoch
-from bolide.seed import seed_everything
+from bolide.core.messages import warn
+from bolide.data.loaders import set_epoch
 from bolide.trainer.trainer import Trainer as Engine
 from bolide.transformers import callbacks as flow
 from bolide.transformers import loss as losses
-from bolide.transformers import ranks, reporting, setup, state
+from bolide.transformers import overrides, ranks, reporting, setup, state
 from bolide.transformers.accelerator import Accelerator
 from bolide.transformers.adapter import Adapter, Bridge
 from bolide.transformers.arguments import TrainingArguments
 from bolide.transformers.data import windows
 from bolide.transformers.evaluating import Evaluating
-from bolide.transformers.folders import FolderFormat, get_last_checkpoint, rotate
+from bolide.transformers.folders import FolderFormat, rotate
 from bolide.transformers.keeping import Keeping, counts_parameters
 from bolide.transformers.losses import LossRecord
 from bolide.transformers.making import Making
 from bolide.transformers.optimizers import switches
 from bolide.transformers.repeating import Repeating
+from bolide.transformers.starting import Starting
+from bolide.transformers.utilities import enable_full_determinism, set_seed, speed_metrics
 
 Dataset = Any
 NOTHING = nullcontext()
 
 
-class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
+class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
     """Trains and evaluates a model on datasets, as TrainingArguments say.
 
     Args:
@@ -75,7 +74,17 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
     loss_is_scaled_for_ga: bool | None = None
     """Set by a subclass whose loss is divided by num_items_in_batch already (True), or never is (False)."""
 
+    current_gradient_accumulation_steps = 1
+    """Batches of the running step: fewer than gradient_accumulation_steps in a last one that is short."""
+
+    hp_search_backend: Any = None
+    """What searches, while a search runs."""
+
+    is_distributed_loading_by_transformers = is_fsdp_xla_enabled = is_fsdp_xla_v1_enabled = False
+    is_fsdp_xla_v2_enabled = False
+
     _has_trained = False
+    _places_model: bool | None = None
 
     def __init__(
         self,
@@ -102,6 +111,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             "compute_metrics": compute_metrics, "callbacks": callbacks or (),
         }  # fmt: skip
         wrong += [text for rule in setup.RULES for text in rule(args, given)]
+        wrong += overrides.without_effect(type(self), Trainer, args.shards_model)
         if wrong:
             raise ConfigError(wrong)
         self.args = args
@@ -138,14 +148,33 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self._engine_loader: Any = None
         self._updates_per_epoch = 0
         self._steps_before = 0
-        self.accelerator = Accelerator(self)
+        self.create_accelerator_and_postprocess()
+        self._place_as_overridden()
         default = [*flow.DEFAULT_CALLBACKS, *reporting.callbacks_for(list(args.report_to or ()))]
-        bar = flow.PrinterCallback if args.disable_tqdm else flow.DEFAULT_PROGRESS_CALLBACK
-        self.callback_handler = flow.CallbackHandler([*default, *(callbacks or ()), bar])
+        self.callback_handler = flow.CallbackHandler([*default, *(callbacks or ())])
+        self._validate_args()
+        self.add_callback(flow.PrinterCallback if args.disable_tqdm else flow.DEFAULT_PROGRESS_CALLBACK)
         self._tell_callbacks_of(train_dataloader=None, eval_dataloader=None)
         self.state = self._new_state()
         self.control = state.TrainerControl()
         self._tell("on_init_end")
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Makes `self.accelerator`; an override may make another one, or change it after super()."""
+        self.accelerator: Any = Accelerator(self)
+
+    def _validate_args(self) -> None:
+        """Nothing: arguments were checked by now. An override may check more, the callbacks too."""
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Moves a model. Where this is overridden, it is called, and the model then trains where it is."""
+        model.to(device)
+
+    def _place_as_overridden(self) -> None:
+        if self._overrides("_move_model_to_device"):
+            if self.place_model_on_device:
+                self._move_model_to_device(self.model, self.args.device)
+            self._places_model = False
 
     # ------------------------------------------------------------------ what a run works with
 
@@ -158,10 +187,16 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self.label_names = setup.label_names(self.args, base)
         self.can_return_loss = setup.returns_loss_by_default(base)
         self._shifts_labels = losses.is_causal(self.model)
-        self._step_takes_count = losses.takes(self.training_step, "num_items_in_batch")
-        self._loss_takes_count = losses.takes(self.compute_loss, "num_items_in_batch")
+        self._step_takes_count = losses.can_be_given(self.training_step, None, None, None)
+        self._loss_takes_count = losses.can_be_given(self.compute_loss, None, None, num_items_in_batch=None)
         own_loss = self._overrides("compute_loss")
-        self._own_samples = self._overrides("get_batch_samples")
+        self._own_samples = self._overrides("get_batch_samples", "_get_num_items_in_batch")
+        self._acts_itself = self._overrides("_maybe_log_save_evaluate")
+        self._own_rate, self._own_clip = self._overrides("_get_learning_rate"), self._overrides("_clip_grad_norm")
+        self._syncs_each_batch = (self.args.accelerator_config.gradient_accumulation_kwargs or {}).get(
+            "sync_each_batch"
+        )
+        self._own_input = self._overrides("_prepare_input")
         self._passes_count = self._loss_takes_count and (
             self.model_accepts_loss_kwargs or self.compute_loss_func is not None or own_loss
         )
@@ -259,7 +294,28 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
     @property
     def place_model_on_device(self) -> bool:
         """Whether the model is moved to the device."""
-        return self.args.place_model_on_device
+        return self.args.place_model_on_device if self._places_model is None else self._places_model
+
+    @place_model_on_device.setter
+    def place_model_on_device(self, value: bool) -> None:
+        self._places_model = value
+
+    @property
+    def gather_function(self) -> Callable[..., Any]:
+        """What joins the tensors of an evaluation's batch over the processes: the accelerator's gather_for_metrics."""
+        return partial(self.accelerator.gather_for_metrics, use_gather_object=self.args.eval_use_gather_object)
+
+    @property
+    def is_model_parallel(self) -> bool:
+        """Whether the layers of the model lie on several devices, as its device map says."""
+        places = getattr(self.model, "hf_device_map", None) or {}
+        return len({str(place) for place in places.values()} - {"cpu", "disk"}) > 1
+
+    @property
+    def deepspeed(self) -> Any:
+        """DeepSpeed's engine, once it trains; None elsewhere."""
+        strategy: Any = self._engine.strategy if self.is_deepspeed_enabled and self._has_trained else None
+        return getattr(strategy, "deepspeed_engine", None)
 
     @property
     def is_deepspeed_enabled(self) -> bool:
@@ -316,17 +372,40 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self._ignore_keys_for_eval = ignore_keys_for_eval
         try:
             if not self.args.auto_find_batch_size:
-                return self._train_once(resume_from_checkpoint)
+                return self._inner_training_loop(**self._loop_settings(resume_from_checkpoint))
             return self._train_with_smaller_batches(resume_from_checkpoint)
         finally:
             self.is_in_train = False
 
-    def _train_once(self, resume: Any) -> state.TrainOutput:
+    def _loop_settings(self, resume: Any) -> dict[str, Any]:
+        return {
+            "batch_size": self.args.train_batch_size, "args": self.args, "resume_from_checkpoint": resume,
+            "trial": self._trial, "ignore_keys_for_eval": self._ignore_keys_for_eval,
+        }  # fmt: skip
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: TrainingArguments | None = None,
+        resume_from_checkpoint: Any = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> state.TrainOutput:
+        """One training, from its first or a later step to its end; an override may do something around super().
+
+        Raises:
+            ConfigError: other arguments than the trainer's.
+        """
+        if args is not None and args is not self.args:
+            raise ConfigError("_inner_training_loop trains with self.args; change those in the place of args=...")
         args = self.args
+        self._ignore_keys_for_eval = ignore_keys_for_eval
         if self.model_init is not None:
             set_seeds(args)
             self.model = self.model_wrapped = self.call_model_init(self._trial)
             self.optimizer = self.lr_scheduler = None
+            self._places_model = None
+            self._place_as_overridden()
         if args.deepspeed:
             from bolide.transformers import zero
 
@@ -340,12 +419,11 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         accumulate = args.gradient_accumulation_steps
         if self._several:
             loader = ranks.over_ranks(loader, args, training=True)
-        batches = length_of(loader)
-        self._count_steps(batches)
+        samples = self._count_steps(loader)
         self.state.train_batch_size = args.train_batch_size
         self._engine_loader = ranks.windows(loader, accumulate) if self._several else windows(loader, accumulate)
         self._tell_callbacks_of(train_dataloader=loader)
-        folder = self._folder_to_go_on_from(resume)
+        folder = self._folder_to_go_on_from(resume_from_checkpoint)
         if folder is not None:
             self._take_state(folder)
         self._steps_before = self.state.global_step
@@ -362,80 +440,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
                 self._made_engine.fit(self._adapter, self._engine_loader, ckpt_path=folder)
         finally:
             remove_hooks()
-        return self._finish(started_s, batches)
-
-    def _count_steps(self, batches: float) -> None:
-        """How many steps and epochs there are, and every how many steps something is due."""
-        args = self.args
-        run = self._new_state()
-        if math.isinf(batches):
-            if args.max_steps <= 0:
-                raise ConfigError(
-                    "The training dataset has no length, so its epochs cannot be counted; write max_steps=..."
-                )
-            self._updates_per_epoch = 0
-            run.max_steps, run.num_train_epochs = args.max_steps, sys.maxsize
-        else:
-            updates = max(1, math.ceil(batches / args.gradient_accumulation_steps))
-            self._updates_per_epoch = updates
-            if args.max_steps > 0:
-                run.max_steps, run.num_train_epochs = args.max_steps, math.ceil(args.max_steps / updates)
-            else:
-                run.max_steps = math.ceil(args.num_train_epochs * updates)
-                run.num_train_epochs = math.ceil(args.num_train_epochs)
-        self._batches_per_epoch, self._window_size = batches, args.gradient_accumulation_steps
-        for name in ("logging_steps", "eval_steps", "save_steps"):
-            every = getattr(args, name)
-            if every is not None:
-                setattr(run, name, max(1, math.ceil(run.max_steps * every)) if every < 1 else int(every))
-        run.epoch = 0
-        run.is_hyper_param_search = self._trial is not None
-        self.state = run
-
-    def _logs_after(self, step: int, last_of_epoch: bool) -> bool:
-        """Whether the arguments have the step logged that is about to be done."""
-        args = self.args
-        if args.logging_strategy == "steps":
-            return bool(step % self.state.logging_steps == 0 or (step == 1 and args.logging_first_step))
-        return bool(args.logging_strategy == "epoch" and last_of_epoch)
-
-    def _folder_to_go_on_from(self, resume: Any) -> str | None:
-        if resume is None or resume is False:
-            return None
-        if resume is True or resume in ("auto", "True", "true"):
-            folder = collectives.on_rank_zero(lambda: get_last_checkpoint(self._run_dir()))
-            if folder is None:
-                info(f"There is no checkpoint in {self._run_dir()!r} to go on from: training starts.")
-            return folder
-        return os.path.expanduser(os.fspath(resume))
-
-    def _take_state(self, folder: str) -> None:
-        """Takes over the record of a checkpoint; what the arguments say now holds, and what changed is told."""
-        path = os.path.join(folder, "trainer_state.json")
-        if not os.path.isfile(path):
-            return  # what is wrong with the folder is told when it is read
-        saved, run = state.read_state(path), self.state
-        now = {name: getattr(run, name) for name in ("logging_steps", "eval_steps", "save_steps", "max_steps")}
-        changed = [
-            f"{name} {saved[name]} -> {value}" for name, value in now.items()
-            if saved.get(name) is not None and saved[name] != value and self._matters(name)
-        ]  # fmt: skip
-        for name in vars(run):
-            keep = (*now, "num_train_epochs", "train_batch_size", "is_local_process_zero", "is_world_process_zero")
-            if name in saved and name not in (*keep, "stateful_callbacks"):
-                setattr(run, name, saved[name])
-        best = run.best_model_checkpoint
-        if best is not None and not os.path.isdir(best):
-            warn(f"The best checkpoint so far, {best!r}, is not there any more; the next best one takes its place.")
-            run.best_model_checkpoint = None
-        run.stateful_callbacks = saved.get("stateful_callbacks")
-        self._load_callback_state()
-        if changed:
-            info(f"Settings that changed since {folder} and hold from here on: {', '.join(changed)}.")
-
-    def _matters(self, name: str) -> bool:
-        strategies = {"logging_steps": "logging_strategy", "eval_steps": "eval_strategy", "save_steps": "save_strategy"}
-        return name not in strategies or getattr(self.args, strategies[name]) == "steps"
+        return self._finish(started_s, samples)
 
     def _begin(self, resumed: dict[str, Any] | None) -> None:
         """The engine is about to train, all of a checkpoint taken: tells callbacks, and evaluates where asked."""
@@ -457,13 +462,14 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             setup.use_learning_rate(self)
         if switches(self.optimizer):
             self.optimizer.train()
+        self._globalstep_last_logged, self._total_loss_scalar = self.state.global_step, 0.0
         self._tell_callbacks_of()
         self._tell("on_train_begin")
         if self.args.eval_on_start and progress.step == 0:
-            self._evaluate(self._ignore_keys_for_eval, skip_scheduler=True)
+            self._evaluate(self._trial, self._ignore_keys_for_eval, skip_scheduler=True)
             self.model_wrapped.train()
 
-    def _finish(self, started_s: float, batches: float) -> state.TrainOutput:
+    def _finish(self, started_s: float, all_samples: float) -> state.TrainOutput:
         """What follows the last step: the run's figures, the best model, the last event."""
         args, run = self.args, self.state
         done = run.global_step - self._steps_before
@@ -473,8 +479,8 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             self.optimizer.eval()
         if args.load_best_model_at_end and run.best_model_checkpoint is not None:
             self._load_best_model()
-        samples = self._num_train_samples(batches) * done / max(1, run.max_steps)
-        figures = setup.speed("train", started_s, samples, done)
+        samples = all_samples * done / max(1, run.max_steps)
+        figures = speed_metrics("train", started_s, samples, done)
         self.store_flos()
         figures["total_flos"] = run.total_flos
         figures["train_loss"] = mean
@@ -485,10 +491,10 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self.log(figures)
         if args.should_save and args.save_strategy != "no":
             best = run.best_model_checkpoint if args.load_best_model_at_end else None
-            rotate(self._run_dir(), args.save_total_limit, best, final=True)
+            rotate(self._get_output_dir(self._trial), args.save_total_limit, best, final=True)
         self._tell("on_train_end")
+        self._finish_current_push()
         if args.push_to_hub:
-            self._finish_current_push()
             self.push_to_hub()
         return state.TrainOutput(run.global_step, mean, figures)
 
@@ -564,8 +570,11 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
 
     def _weigh(self, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         """The batches of a step, and the labels in all of them where somebody asks; sets what each loss weighs."""
-        if self._several:
-            return ranks.weigh(self, window)
+        window, count = ranks.weigh(self, window) if self._several else self._weigh_here(window)
+        self.current_gradient_accumulation_steps = len(window)
+        return window, count
+
+    def _weigh_here(self, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         if self._own_samples:
             window, count = self.get_batch_samples(iter(window), len(window), self.args.device)
         elif len(window) == 1 and not self._passes_count:
@@ -593,15 +602,28 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
                 found.append(next(epoch_iterator))
             except StopIteration:
                 break
-        return found, losses.shares(found, self._shifts_labels)[1] if found else None
+        return found, self._get_num_items_in_batch(found, device) if found else None
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
+        """How many labels count in the batches of a step."""
+        return losses.shares(batch_samples, self._shifts_labels)[1]
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch on the model's device."""
         return self._prepare_input(inputs)
 
     def _prepare_input(self, data: Any) -> Any:
-        """Any part of a batch on the model's device."""
+        """Any part of a batch on the model's device. An override is asked for each part by itself."""
+        if self._own_input and isinstance(data, Mapping):
+            return type(data)({name: self._prepare_input(part) for name, part in data.items()})  # type: ignore[call-arg]
+        if self._own_input and type(data) in (list, tuple):
+            return type(data)(self._prepare_input(part) for part in data)
         return self._engine.strategy.batch_to_device(data)
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        """Clips the gradients to max_grad_norm; returns the norm that they had. Called where that is more than 0."""
+        adapter = self._adapter
+        return adapter._running("clip").strategy.clip(adapter.in_model_order, self.args.max_grad_norm, "norm")
 
     def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
         """What a loss is computed in: the run's precision."""
@@ -619,6 +641,7 @@ def args_compile(args: TrainingArguments) -> bool:
 
 def set_seeds(args: TrainingArguments) -> None:
     """Seeds python, numpy and torch; turns on deterministic algorithms where that was asked."""
-    seed_everything(args.seed, verbose=False)
     if args.full_determinism:
-        torch.use_deterministic_algorithms(True)
+        enable_full_determinism(args.seed)
+    else:
+        set_seed(args.seed)
