@@ -203,7 +203,7 @@ class TrainingArguments(metaclass=AcceptsOldNames):
     hub_revision: str | None = told("The branch.")
     # the rest
     debug: str | list[str] = told("'underflow_overflow' stops at the first module with NaN or infinity.", "")
-    skip_memory_metrics: bool = told("False is not built: memory is not measured.", True)
+    skip_memory_metrics: bool = told("False: adds figures of the memory that training and evaluating take.", True)
     do_train: bool = told("For scripts; not read here.", False)
     do_eval: bool = told("For scripts; set where eval_strategy is.", False)
     do_predict: bool = told("For scripts; not read here.", False)

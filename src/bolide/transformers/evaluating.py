@@ -63,6 +63,7 @@ class Evaluating:
     preprocess_logits_for_metrics: Any
     _running_pass: Pass | None = None
     _evaluated_at: int | None = None
+    _preparation_s: float | None = None  # where an evaluation has made the engine
 
     def evaluate(
         self,
@@ -78,6 +79,7 @@ class Evaluating:
             metric_key_prefix: put before each metric's name.
         """
         trainer: Any = self
+        trainer._memory.start("eval")
         given = eval_dataset if eval_dataset is not None else self.eval_dataset
         if isinstance(given, Mapping):
             found: dict[str, float] = {}
@@ -97,13 +99,14 @@ class Evaluating:
         trainer.log(metrics)
         self.control.should_evaluate = False
         trainer._tell("on_evaluate", metrics=metrics)
-        return metrics
+        return metrics | trainer._memory.stop("eval")
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Predictions, labels and metrics of a dataset; nothing is logged."""
         trainer: Any = self
+        trainer._memory.start("test")
         loader = trainer.get_test_dataloader(test_dataset)
         trainer._tell_callbacks_of(eval_dataloader=loader)
         started_s = time.time()
@@ -112,7 +115,7 @@ class Evaluating:
         )
         metrics = ranks.of_first(self.args, self._with_speed(output, metric_key_prefix, started_s))
         trainer._tell("on_predict", metrics=metrics)
-        return PredictionOutput(output.predictions, output.label_ids, metrics)
+        return PredictionOutput(output.predictions, output.label_ids, metrics | trainer._memory.stop("test"))
 
     def _with_speed(self, output: EvalLoopOutput, prefix: str, started_s: float) -> dict[str, Any]:
         metrics = dict(output.metrics or {})
@@ -133,6 +136,9 @@ class Evaluating:
         args = self.args
         dataloader = ranks.over_ranks(dataloader, args, training=False)
         loss_only = prediction_loss_only if prediction_loss_only is not None else args.prediction_loss_only
+        if trainer._made_engine is None:
+            began_s, _ = time.time(), trainer._engine
+            self._preparation_s = round(time.time() - began_s, 4)
         if not trainer.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
             self.model.to(torch.float16 if args.fp16_full_eval else torch.bfloat16)
         outer = self._running_pass
@@ -150,6 +156,8 @@ class Evaluating:
         loss = collected.loss.result()
         metrics = {} if loss is None else {"loss": loss}
         metrics |= numbers(self._metrics_of_pass(collected))
+        if self._preparation_s is not None:
+            metrics["model_preparation_time"] = self._preparation_s
         metrics = {
             name if name.startswith(f"{metric_key_prefix}_") else f"{metric_key_prefix}_{name}": value
             for name, value in metrics.items()

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from bolide.core.errors import ConfigError
+from bolide.core.messages import warn_once
 from bolide.transformers import data, optimizers, ranks, schedules
 from bolide.transformers.loss import base_of
 from bolide.transformers.weights import unwrapped
@@ -99,7 +100,13 @@ class Making:
             "pin_memory": args.dataloader_pin_memory and torch.cuda.is_available(),
             "persistent_workers": args.dataloader_persistent_workers,
         }  # fmt: skip
-        if not _is_iterable(dataset):
+        if _is_iterable(dataset):
+            if is_training and args.train_sampling_strategy != "random":
+                warn_once(
+                    f"train_sampling_strategy={str(args.train_sampling_strategy)!r} has no effect on "
+                    f"{type(dataset).__name__}, which gives its samples in its own order."
+                )
+        else:
             sampler: Any = None
             if sampler_fn is not None:
                 sampler = sampler_fn(dataset) if inspect.signature(sampler_fn).parameters else sampler_fn()

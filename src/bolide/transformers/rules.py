@@ -6,6 +6,7 @@ arguments.py.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import math
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bolide.core.errors import did_you_mean
+from bolide.core.errors import MissingPackageError, did_you_mean
 from bolide.transformers.choices import (
     NOT_BUILT_OPTIMIZERS,
     AcceleratorConfig,
@@ -55,9 +56,17 @@ NUMBERS: dict[str, type] = {
 """Settings that a configuration file may give as text ("5e-5" is text in YAML)."""
 
 NOT_BUILT: dict[str, str] = {
-    "optim_target_modules": "GaLore and APOLLO are not built; leave it out",
-    "use_liger_kernel": "Liger kernels are not built in; apply them to the model yourself, and leave it out",
-    "parallelism_config": "tensor and context parallelism are not built for this door; leave it out",
+    "optim_target_modules": (
+        "GaLore and APOLLO are not built; leave it out, and give their package's optimizer as "
+        "Trainer(optimizers=(optimizer, None))"
+    ),
+    "use_liger_kernel": (
+        "Liger kernels are not built in; leave it out, and call liger_kernel.transformers.apply_liger_kernel_to_...() "
+        "before the model is made"
+    ),
+    "parallelism_config": (
+        "tensor and context parallelism are not built for this door; leave it out, and write fsdp=True or deepspeed=..."
+    ),
 }
 """Settings that ask for what is not there, and what to do instead."""
 
@@ -280,10 +289,13 @@ def _not_built(a: Any) -> Iterator[str]:
     for word in a.debug:
         if word != "underflow_overflow":
             yield f"debug={word!r} is not built; there is 'underflow_overflow'"
-    if not a.skip_memory_metrics:
-        yield "skip_memory_metrics=False: memory is not measured; leave it out"
+    if not a.skip_memory_metrics and importlib.util.find_spec("psutil") is None:
+        yield str(MissingPackageError("skip_memory_metrics=False", "psutil"))
     if not a.dataloader_in_order:
-        yield "dataloader_in_order=False cannot be gone on with exactly; leave it out"
+        yield (
+            "dataloader_in_order=False: a run could not go on with the same batches; leave it out, and write "
+            "dataloader_prefetch_factor=... where a worker's slow batch holds the others up"
+        )
     config = a.accelerator_config
     if not isinstance(config, AcceleratorConfig):
         return

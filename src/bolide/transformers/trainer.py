@@ -33,6 +33,7 @@ from bolide.transformers.folders import FolderFormat, rotate
 from bolide.transformers.keeping import Keeping, counts_parameters
 from bolide.transformers.losses import LossRecord
 from bolide.transformers.making import Making
+from bolide.transformers.memory import MemoryRecord
 from bolide.transformers.optimizers import switches
 from bolide.transformers.repeating import Repeating
 from bolide.transformers.starting import Starting
@@ -115,6 +116,8 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
         if wrong:
             raise ConfigError(wrong)
         self.args = args
+        self._memory = MemoryRecord(not args.skip_memory_metrics)
+        self._memory.start("init")
         self._several = args.world_size > 1
         setup.set_log_level(args)
         set_seeds(args)
@@ -158,6 +161,7 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
         self.state = self._new_state()
         self.control = state.TrainerControl()
         self._tell("on_init_end")
+        self._memory.stop("init")
 
     def create_accelerator_and_postprocess(self) -> None:
         """Makes `self.accelerator`; an override may make another one, or change it after super()."""
@@ -400,6 +404,7 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
             raise ConfigError("_inner_training_loop trains with self.args; change those in the place of args=...")
         args = self.args
         self._ignore_keys_for_eval = ignore_keys_for_eval
+        self._memory.start("train")
         if self.model_init is not None:
             set_seeds(args)
             self.model = self.model_wrapped = self.call_model_init(self._trial)
@@ -484,6 +489,7 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
         self.store_flos()
         figures["total_flos"] = run.total_flos
         figures["train_loss"] = mean
+        figures |= self._memory.stop("train")
         figures = ranks.of_first(args, figures)
         self.is_in_train = False
         if self._evaluated_at == run.global_step:
