@@ -716,3 +716,75 @@ def test_a_checkpoint_names_no_folder_outside_of_the_output(tmp_path):
         (tmp_path / "out/runs").mkdir(parents=True, exist_ok=True)
         chosen = reporting.log_dir(args, before)
         assert os.path.dirname(chosen) == str(tmp_path / "out" / "runs") and os.path.basename(chosen) not in ("", "..")
+
+
+# ---------------------------------------------------------------------- settings that reach what they set
+
+
+def test_settings_of_torch_reach_it(tmp_path, monkeypatch):
+    given: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda model, **more: given.append(more) or model)
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        for flag in (False, True):
+            trainer(tmp_path, tf32=flag, torch_compile_mode="reduce-overhead", max_steps=1).train()
+            assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (flag, flag)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    assert given == [{"backend": "inductor", "mode": "reduce-overhead"}] * 2
+
+
+def test_settings_of_ddp_reach_it(tmp_path):
+    from bolide.transformers.ranks import strategy_for
+
+    args = arguments(
+        door, str(tmp_path), ddp_find_unused_parameters=True, ddp_bucket_cap_mb=7, ddp_broadcast_buffers=False,
+        ddp_static_graph=True, ddp_backend="gloo", ddp_timeout=90,
+    )  # fmt: skip
+    strategy: Any = strategy_for(args, Net())
+    options = {"find_unused_parameters": True, "bucket_cap_mb": 7, "broadcast_buffers": False, "static_graph": True}
+    assert strategy._ddp_kwargs.items() >= options.items()
+    assert (strategy.process_group_backend, strategy.timeout.total_seconds()) == ("gloo", 90)
+
+
+def test_who_logs_and_saves(tmp_path, monkeypatch):
+    settings = {"log_level": "info", "log_level_replica": "error"}
+    for rank, local, each, logs in ((0, 0, True, True), (1, 1, True, False), (2, 0, True, True), (2, 0, False, False)):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        args = arguments(door, str(tmp_path), log_on_each_node=each, save_on_each_node=each, **settings)
+        assert (args.should_log, args.should_save) == (logs, logs)
+        assert args.get_process_log_level() == (20 if logs else 40)
+
+
+def test_an_evaluation_by_objects_and_nested_predictions(tmp_path):
+    class Nested(Net):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            found = super().forward(x, labels)
+            return {**found, "more": {"twice": 2 * found["logits"]}}
+
+    def predicted(package: Any) -> Any:
+        args = arguments(package, str(tmp_path), eval_use_gather_object=True)
+        return package.Trainer(Nested(), args).predict(points(10)).predictions
+
+    found, expected = predicted(door), predicted(theirs)
+    assert np.array_equal(found[0], expected[0])
+    assert np.array_equal(found[1]["twice"], expected[1]["twice"])
+
+
+def test_how_long_preparing_took_where_an_evaluation_comes_first(tmp_path):
+    one = trainer(tmp_path)
+    assert one.evaluate()["eval_model_preparation_time"] >= 0
+    one.train()
+    assert one.predict(points(4)).metrics["test_model_preparation_time"] >= 0
+    other = trainer(tmp_path)
+    other.train()
+    assert "eval_model_preparation_time" not in other.evaluate()
+
+
+def test_an_order_that_a_stream_cannot_have(tmp_path):
+    from tests.transformers.models import Stream
+
+    with pytest.warns(UserWarning, match="train_sampling_strategy='group_by_length' has no effect on Stream"):
+        trainer(tmp_path, data=Stream(points()), train_sampling_strategy="group_by_length", max_steps=1).train()

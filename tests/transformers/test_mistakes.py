@@ -139,15 +139,6 @@ def test_checkpoints_are_saved_by_an_override_of_save_model(tmp_path):
     assert (tmp_path / "end" / "more.txt").read_text() == "False"
 
 
-def test_overrides_that_nothing_calls_are_told_of(tmp_path):
-    class Own(door.Trainer):
-        def _inner_training_loop(self, *args, **kwargs):
-            raise AssertionError("never called")
-
-    with pytest.warns(UserWarning, match="Own overrides .* never called here. _inner_training_loop: override train"):
-        trainer(tmp_path, Own).train()
-
-
 # ---------------------------------------------------------------------- the hub
 
 

@@ -35,14 +35,19 @@ TRANSFORMERS: dict[str, tuple[str, ...]] = {
         "Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments", "get_scheduler", "set_seed",
     ),
     "transformers.hf_argparser": ("HfArgumentParser",),
-    "transformers.trainer": ("PrinterCallback", "ProgressCallback", "Trainer", "TrainingArguments"),
+    "transformers.optimization": ("get_scheduler",),
+    "transformers.trainer": (
+        "PrinterCallback", "ProgressCallback", "Trainer", "TrainingArguments", "get_last_checkpoint", "get_scheduler",
+        "set_seed",
+    ),
     "transformers.trainer_callback": (
         "DefaultFlowCallback", "EarlyStoppingCallback", "PrinterCallback", "ProgressCallback",
     ),
+    "transformers.trainer_pt_utils": (),
     "transformers.trainer_seq2seq": ("Seq2SeqTrainer",),
+    "transformers.trainer_utils": ("enable_full_determinism", "get_last_checkpoint", "set_seed"),
     "transformers.training_args": ("TrainingArguments",),
     "transformers.training_args_seq2seq": ("Seq2SeqTrainingArguments",),
-    "transformers.trainer_utils": ("get_last_checkpoint",),
 }  # fmt: skip
 """The names of transformers that the second door answers, by module; all else stays transformers' own."""
 
@@ -182,12 +187,12 @@ def install_transformers() -> None:
     from bolide.transformers.state import has_transformers
 
     if not has_transformers():
-        stand_in = ModuleType("transformers")
-        stand_in.__path__ = []  # a package, so that submodules are asked for, and found missing
-        for name in door.__all__:
-            if name != "HfArgumentParser":  # which is transformers' own
-                setattr(stand_in, name, getattr(door, name))
-        sys.modules["transformers"] = stand_in
+        own = {name: getattr(door, name) for name in door.own_names() if name != "HfArgumentParser"}
+        for module_name in TRANSFORMERS:  # what each of them has is not told apart
+            stand_in = ModuleType(module_name)
+            stand_in.__path__ = []  # a package, so that submodules are asked for, and found missing
+            vars(stand_in).update(own)
+            sys.modules[module_name] = stand_in
         return
     for module_name, names in TRANSFORMERS.items():
         module = importlib.import_module(module_name)

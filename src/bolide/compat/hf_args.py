@@ -25,32 +25,6 @@ OF_SEQ2SEQ = (
 )  # fmt: skip
 """Arguments that are of Seq2SeqTrainingArguments alone."""
 
-NOT_CALLED: dict[str, str] = {
-    "_inner_training_loop": "train, or a callback",
-    "_run_epoch": "training_step, or a callback",
-    "_maybe_log_save_evaluate": "log, evaluate and save_model, or a callback",
-    "_determine_best_metric": "evaluate",
-    "_get_learning_rate": "log",
-    "_get_grad_norm": "log",
-    "_clip_grad_norm": "a callback's on_pre_optimizer_step",
-    "_get_num_items_in_batch": "get_batch_samples",
-    "_get_dataloader": "get_train_dataloader and get_eval_dataloader",
-    "_get_output_dir": "TrainingArguments(output_dir=...)",
-    "_wrap_model": "train, and wrap self.model there",
-    "_move_model_to_device": "train, and move self.model there",
-    "_prepare_for_training": "train",
-    "_load_from_checkpoint": "train, and load the weights there",
-    "_save_optimizer_and_scheduler": "_save_checkpoint",
-    "_load_optimizer_and_scheduler": "a callback's on_train_begin",
-    "_save_rng_state": "_save_checkpoint",
-    "_load_rng_state": "a callback's on_train_begin",
-    "_rotate_checkpoints": "a callback's on_save",
-    "_finalize_training": "train",
-    "create_accelerator_and_postprocess": "__init__",
-    "prediction_loop": "evaluation_loop",
-}
-"""Methods of transformers' Trainer, of today or of earlier releases, that nothing here calls, and what is called."""
-
 
 @dataclass(frozen=True)
 class Row:

@@ -93,7 +93,7 @@ class Accelerator:
             from bolide.transformers.sharding import Plugin
 
             plugin = Plugin()
-        return SimpleNamespace(**found, deepspeed_plugin=None, fsdp_plugin=plugin)
+        return SimpleNamespace(**found, deepspeed_plugin=self._owner.args.deepspeed_plugin, fsdp_plugin=plugin)
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -108,8 +108,7 @@ class Accelerator:
     @property
     def mixed_precision(self) -> str:
         """no, fp16 or bf16."""
-        args = self._owner.args
-        return "fp16" if args.fp16 else "bf16" if args.bf16 else "no"
+        return str(self._owner.args.mixed_precision)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """The backward pass, with the loss scaler where there is one."""

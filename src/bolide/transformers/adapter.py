@@ -51,7 +51,10 @@ class Adapter(LightningModule):
         return self.model.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Gives the model weights that weights.read found."""
+        """Gives the model weights that weights.read found; where the trainer's subclass reads them itself, it does."""
+        if self.owner._overrides("_load_from_checkpoint"):
+            self.owner._load_from_checkpoint(self.owner._goes_on_from)
+            return nn.modules.module._IncompatibleKeys([], [])
         weights.load(self.model, state_dict, "the checkpoint")
         return nn.modules.module._IncompatibleKeys([], [])
 
@@ -83,7 +86,8 @@ class Adapter(LightningModule):
 
     def choose_step(self) -> None:
         """Picks the step, again wherever somebody may have changed what it depends on."""
-        self.hears_within_steps = self.owner.callback_handler.hears_within_steps
+        owner = self.owner
+        self.hears_within_steps = owner.callback_handler.hears_within_steps or owner._own_rate or owner._own_clip
         self.is_plain = not (self.is_mixed or self.hears_within_steps) and self.owner._steps_plainly()
         chosen: Any = self.mixed_training_step if self.is_mixed else self.plain_training_step if self.is_plain else None
         before = self.__dict__.pop("training_step", None)
@@ -135,7 +139,7 @@ class Adapter(LightningModule):
         for i, inputs in enumerate(window):
             if final:
                 owner._is_last_of_step = i == final
-                run.strategy.set_sync(i == final)
+                run.strategy.set_sync(i == final or owner._syncs_each_batch)
             if owner._loss_weights is not None:
                 owner._loss_weight = owner._loss_weights[i]
             if several:
@@ -164,14 +168,18 @@ class Adapter(LightningModule):
         record.add(loss)
         if scaler is not None:
             scaler.unscale_(optimizer)
-        limit = owner.args.max_grad_norm
-        if limit:
+        limit, heard = owner.args.max_grad_norm, self.hears_within_steps
+        if limit and heard and owner._own_clip:
+            record.norm = owner._clip_grad_norm(self.net)
+        elif limit:
             record.norm = run.strategy.clip(self.in_model_order, limit, "norm")
         elif progress.step + 1 >= owner.callback_handler.rest.until or progress.is_last_batch:
             record.norm = self.norm_where_logged(run)
         record.lr = optimizer.param_groups[0]["lr"]
-        heard, skipped = self.hears_within_steps, False
+        skipped = False
         if heard:
+            if owner._own_rate:
+                record.lr = owner._get_learning_rate()
             owner._tell("on_pre_optimizer_step")
         if scaler is None:
             step_of(optimizer)()
@@ -245,7 +253,7 @@ class Bridge(Checkpoint):
         """Picks the step; where it is the plain one, nobody looks at the epoch until there is something to do."""
         owner = self.owner
         owner._adapter.choose_step()
-        rests = owner._adapter.is_plain and not owner.args.torch_empty_cache_steps
+        rests = owner._adapter.is_plain and not (owner.args.torch_empty_cache_steps or owner._acts_itself)
         self.saver_rest = owner.callback_handler.rest if rests else Checkpoint.saver_rest
 
     def count(self, trainer: Any) -> None:
@@ -278,7 +286,7 @@ class Bridge(Checkpoint):
         if owner._several:
             ranks.agree(owner, "the end of a step")
         control = owner.control
-        if control.should_log or control.should_evaluate or control.should_save:
+        if control.should_log or control.should_evaluate or control.should_save or owner._acts_itself:
             owner._act()
             control = owner.control
         self.stop_where_asked(trainer)
@@ -287,7 +295,8 @@ class Bridge(Checkpoint):
         if step < rest.until:
             return
         self.choose_step()
-        owner.callback_handler.look_ahead(owner.args, state)
+        if not owner._acts_itself:
+            owner.callback_handler.look_ahead(owner.args, state)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """An epoch is over."""
@@ -301,7 +310,7 @@ class Bridge(Checkpoint):
         control = owner._tell("on_epoch_end")
         if owner._several:
             ranks.agree(owner, "the end of an epoch")
-        if control.should_log or control.should_evaluate or control.should_save:
+        if control.should_log or control.should_evaluate or control.should_save or owner._acts_itself:
             owner._act()
         self.stop_where_asked(trainer)
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from bolide.core.errors import ConfigError
 from bolide.launch.detect import detect
 from bolide.transformers import rules
 from bolide.transformers.choices import (
+    AcceleratorConfig,
     HubStrategy,
     IntervalStrategy,
     OptimizerNames,
@@ -141,7 +143,7 @@ class TrainingArguments(metaclass=AcceptsOldNames):
     prediction_loss_only: bool = told("Keeps no predictions in an evaluation.", False)
     eval_accumulation_steps: int | None = told("Accepted: predictions leave the device at every batch.")
     eval_do_concat_batches: bool = told("Joins the predictions of all batches.", True)
-    eval_use_gather_object: bool = told("Gathers any object over the processes.", False)
+    eval_use_gather_object: bool = told("Accepted: what processes predict is gathered as objects.", False)
     include_for_metrics: list[str] = told("Gives compute_metrics 'inputs' or 'loss', too.", [])
     batch_eval_metrics: bool = told("Calls compute_metrics for each batch.", False)
     load_best_model_at_end: bool = told("Ends with the weights of the best checkpoint.", False)
@@ -188,6 +190,7 @@ class TrainingArguments(metaclass=AcceptsOldNames):
     fsdp: None | str | list[str] = told("Shards the model: 'true', or words such as 'full_shard'.")
     fsdp_config: dict[str, Any] | str | None = told("Settings of the sharding.")
     deepspeed: dict[str, Any] | str | None = told("Settings of DeepSpeed.")
+    # an AcceleratorConfig from construction on; the parser of command lines needs to see these kinds
     accelerator_config: dict[str, Any] | str | None = told("Settings of how data is split.")
     parallelism_config: Any = told("Not built.")
     # hub
@@ -200,7 +203,7 @@ class TrainingArguments(metaclass=AcceptsOldNames):
     hub_revision: str | None = told("The branch.")
     # the rest
     debug: str | list[str] = told("'underflow_overflow' stops at the first module with NaN or infinity.", "")
-    skip_memory_metrics: bool = told("False is not built: memory is not measured.", True)
+    skip_memory_metrics: bool = told("False: adds figures of the memory that training and evaluating take.", True)
     do_train: bool = told("For scripts; not read here.", False)
     do_eval: bool = told("For scripts; set where eval_strategy is.", False)
     do_predict: bool = told("For scripts; not read here.", False)
@@ -279,6 +282,25 @@ class TrainingArguments(metaclass=AcceptsOldNames):
         return self.per_device_eval_batch_size * max(1, self.n_gpu)
 
     @property
+    def mixed_precision(self) -> str:
+        """no, fp16 or bf16."""
+        return "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
+
+    @property
+    def default_optim(self) -> str:
+        """The optimizer where none is named."""
+        return str(type(self).optim)
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """Which settings DeepSpeed has, as Accelerate's plugin names them; None without it."""
+        if not self.deepspeed:
+            return None
+        config: Any = self.deepspeed
+        stage = config.get("zero_optimization", {}).get("stage", 0)
+        return SimpleNamespace(deepspeed_config=config, zero_stage=int(stage))
+
+    @property
     def ddp_timeout_delta(self) -> timedelta:
         """`ddp_timeout` as a time."""
         return timedelta(seconds=self.ddp_timeout)
@@ -337,6 +359,8 @@ class TrainingArguments(metaclass=AcceptsOldNames):
             value = getattr(self, f.name)
             if isinstance(value, Enum):
                 value = value.value
+            if isinstance(value, AcceleratorConfig):
+                value = value.to_dict()
             if isinstance(value, list) and value and isinstance(value[0], Enum):
                 value = [item.value for item in value]
             found[f.name] = f"<{f.name.upper()}>" if f.name.endswith("_token") and value is not None else value
@@ -400,14 +424,16 @@ class TrainingArguments(metaclass=AcceptsOldNames):
         max_steps: int = -1,
         gradient_accumulation_steps: int = 1,
         seed: int = 42,
-        gradient_checkpointing: bool = False,
+        activation_checkpointing: bool = False,
+        gradient_checkpointing: bool | None = None,
     ) -> TrainingArguments:
         """Sets what training needs; returns these arguments."""
+        recomputes = activation_checkpointing if gradient_checkpointing is None else gradient_checkpointing
         return self._set(
             do_train=True, learning_rate=learning_rate, per_device_train_batch_size=batch_size,
             weight_decay=weight_decay, num_train_epochs=num_epochs, max_steps=max_steps,
             gradient_accumulation_steps=gradient_accumulation_steps, seed=seed,
-            gradient_checkpointing=gradient_checkpointing,
+            activation_checkpointing=recomputes, gradient_checkpointing=recomputes,
         )  # fmt: skip
 
     def set_evaluate(
@@ -490,6 +516,8 @@ class TrainingArguments(metaclass=AcceptsOldNames):
         pin_memory: bool = True,
         persistent_workers: bool = False,
         prefetch_factor: int | None = None,
+        multiprocessing_context: str | None = None,
+        in_order: bool = True,
         auto_find_batch_size: bool = False,
         ignore_data_skip: bool = False,
         sampler_seed: int | None = None,
@@ -499,7 +527,23 @@ class TrainingArguments(metaclass=AcceptsOldNames):
             per_device_train_batch_size=train_batch_size, per_device_eval_batch_size=eval_batch_size,
             dataloader_drop_last=drop_last, dataloader_num_workers=num_workers, dataloader_pin_memory=pin_memory,
             dataloader_persistent_workers=persistent_workers, dataloader_prefetch_factor=prefetch_factor,
+            dataloader_multiprocessing_context=multiprocessing_context, dataloader_in_order=in_order,
             auto_find_batch_size=auto_find_batch_size, ignore_data_skip=ignore_data_skip, data_seed=sampler_seed,
+        )  # fmt: skip
+
+    def set_push_to_hub(
+        self,
+        model_id: str,
+        strategy: str = "every_save",
+        token: str | None = None,
+        private_repo: bool | None = None,
+        always_push: bool = False,
+        revision: str | None = None,
+    ) -> TrainingArguments:
+        """Sets how the model goes to the hub; returns these arguments."""
+        return self._set(
+            push_to_hub=True, hub_model_id=model_id, hub_strategy=strategy, hub_token=token,
+            hub_private_repo=private_repo, hub_always_push=always_push, hub_revision=revision,
         )  # fmt: skip
 
 

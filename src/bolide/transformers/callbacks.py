@@ -18,17 +18,41 @@ from bolide.callbacks.checkpoint import Rest
 from bolide.core.errors import ConfigError
 from bolide.core.messages import warn
 from bolide.trainer.settings import WatchedList
-from bolide.transformers.state import EVENTS, TrainerCallback
+from bolide.transformers.state import EVENTS, ExportableState, TrainerCallback
 
 Hear = Callable[..., Any]
+
+TAKEN_BACK = {
+    "on_train_begin": ("should_training_stop",), "on_epoch_begin": ("should_epoch_stop",),
+    "on_step_begin": ("should_log", "should_evaluate", "should_save"), "on_log": ("should_log",),
+    "on_evaluate": ("should_evaluate",), "on_save": ("should_save",),
+}  # fmt: skip
+"""Wishes that are over once a script tells of an event by its method."""
+
+
+class Given:
+    """An entry of what callbacks are given, as an attribute of their handler: the one in `more`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, handler: Any, kind: Any = None) -> Any:
+        return self if handler is None else handler.more.get(self.name)
+
+    def __set__(self, handler: Any, value: Any) -> None:
+        handler.more[self.name] = value
 
 
 class CallbackHandler:
     """The callbacks in their order, and what each is given with an event.
 
     `callbacks` may be changed at any time. `more` holds what goes to every event: model, optimizer, loaders. `rest` is
-    until when nobody needs to hear that a step is over.
+    until when nobody needs to hear that a step is over. Each event is a method, too, for scripts that tell of one
+    themselves: `self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)`.
     """
+
+    model, processing_class, optimizer, lr_scheduler = Given(), Given(), Given(), Given()
+    train_dataloader, eval_dataloader = Given(), Given()
 
     def __init__(self, callbacks: Iterable[Any], **more: Any) -> None:
         self._heard: dict[str, tuple[Hear, ...]] = {}
@@ -133,6 +157,35 @@ class CallbackHandler:
             control = control if answer is None else answer
         return control
 
+    def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """`tell`, by the name that scripts know."""
+        return self.tell(event, args, state, control, **kwargs)
+
+
+def _method(event: str) -> Hear:
+    """The handler's method of an event."""
+    flags = TAKEN_BACK.get(event, ())
+
+    def told(self: CallbackHandler, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        for flag in flags:
+            setattr(control, flag, False)
+        return self.tell(event, args, state, control, **kwargs)
+
+    def with_logs(self: CallbackHandler, args: Any, state: Any, control: Any, logs: Any, **kwargs: Any) -> Any:
+        return told(self, args, state, control, logs=logs, **kwargs)
+
+    def with_metrics(self: CallbackHandler, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> Any:
+        return told(self, args, state, control, metrics=metrics, **kwargs)
+
+    named: dict[str, Hear] = {"on_log": with_logs, "on_evaluate": with_metrics, "on_predict": with_metrics}
+    found = named.get(event, told)
+    found.__name__, found.__doc__ = event, f"Tells of {event}; returns the control that holds from then on."
+    return found
+
+
+for _event in EVENTS:
+    setattr(CallbackHandler, _event, _method(_event))
+
 
 def refuse_unknown(callbacks: Any) -> list[str]:
     """What is wrong with a list of callbacks: things that hear no event."""
@@ -196,21 +249,23 @@ class ProgressCallback(TrainerCallback):
     """A bar over the steps, one over an evaluation, and what is logged printed above them."""
 
     def __init__(self, max_str_len: int = 100) -> None:
-        self.bar: Any = None
+        self.training_bar: Any = None
         self.shown_s = self.written_s = 0.0
         self.stride = 1
-        self.eval_bar: Any = None
+        self.prediction_bar: Any = None
         self.max_str_len = max_str_len
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Opens the bar."""
         if state.is_world_process_zero:
-            self.bar = tqdm(total=state.max_steps, initial=state.global_step, dynamic_ncols=True, file=sys.stderr)
+            self.training_bar = tqdm(
+                total=state.max_steps, initial=state.global_step, dynamic_ncols=True, file=sys.stderr
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Moves it on."""
-        if self.bar is not None:
-            self.bar.update(state.global_step - self.bar.n)
+        if self.training_bar is not None:
+            self.training_bar.update(state.global_step - self.training_bar.n)
 
     def next_step(self, args: Any, state: Any) -> int:
         """The step at which the bar moves next: about ten times a second."""
@@ -225,15 +280,17 @@ class ProgressCallback(TrainerCallback):
         """Moves the bar of an evaluation on."""
         if not state.is_world_process_zero:
             return
-        if self.eval_bar is None:
+        if self.prediction_bar is None:
             total = len(eval_dataloader) if hasattr(type(eval_dataloader), "__len__") else None
-            self.eval_bar = tqdm(total=total, leave=self.bar is None, dynamic_ncols=True, file=sys.stderr)
-        self.eval_bar.update()
+            self.prediction_bar = tqdm(
+                total=total, leave=self.training_bar is None, dynamic_ncols=True, file=sys.stderr
+            )
+        self.prediction_bar.update()
 
     def _close_eval(self) -> None:
-        if self.eval_bar is not None:
-            self.eval_bar.close()
-            self.eval_bar = None
+        if self.prediction_bar is not None:
+            self.prediction_bar.close()
+            self.prediction_bar = None
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Closes the evaluation's bar."""
@@ -243,24 +300,24 @@ class ProgressCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
         """Prints what is logged above the bar, which is drawn again at once, or at its next move where that is near."""
-        if self.bar is None or not logs:
+        if self.training_bar is None or not logs:
             return
         values = {key: _short(value) for key, value in logs.items() if key != "total_flos"}
         text, now_s = str(values)[: 100 * self.max_str_len], time.monotonic()
         if now_s - self.written_s < REFRESH_S:
-            self.bar.clear()
+            self.training_bar.clear()
             print(text, file=sys.stdout)
             return
         self.written_s = now_s
-        self.bar.write(text, file=sys.stdout)
+        self.training_bar.write(text, file=sys.stdout)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Closes the bar."""
         self._close_eval()
-        if self.bar is not None:
-            self.bar.update(state.global_step - self.bar.n)
-            self.bar.close()
-            self.bar = None
+        if self.training_bar is not None:
+            self.training_bar.update(state.global_step - self.training_bar.n)
+            self.training_bar.close()
+            self.training_bar = None
 
 
 def _short(value: Any) -> Any:
@@ -276,7 +333,7 @@ class PrinterCallback(TrainerCallback):
             print({key: value for key, value in logs.items() if key != "total_flos"})
 
 
-class EarlyStoppingCallback(TrainerCallback):
+class EarlyStoppingCallback(TrainerCallback, ExportableState):
     """Stops when the metric has not become better by more than a threshold in so many evaluations.
 
     Its count survives an interruption.
@@ -312,19 +369,25 @@ class EarlyStoppingCallback(TrainerCallback):
             raise ConfigError(wrong)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
-        """Compares the metric with the best so far."""
+        """Looks at the metric, and stops where it has been no better for too long."""
         name = args.metric_for_best_model
         name = name if name.startswith("eval_") else f"eval_{name}"
         value = (metrics or {}).get(name)
         if value is None:
             warn(f"EarlyStoppingCallback looks at {name!r}, which this evaluation did not give; it does not count.")
             return
-        best, least = state.best_metric, self.early_stopping_threshold or 0.0
-        greater = bool(args.greater_is_better)
-        better = best is None or ((value > best if greater else value < best) and abs(value - best) > least)
-        self.early_stopping_patience_counter = 0 if better else self.early_stopping_patience_counter + 1
+        self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
+
+    def check_metric_value(self, args: Any, state: Any, control: Any, metric_value: float) -> None:
+        """Compares a value with the best so far, and counts."""
+        best, least = state.best_metric, self.early_stopping_threshold or 0.0
+        greater = bool(args.greater_is_better)
+        better = best is None or (
+            (metric_value > best if greater else metric_value < best) and abs(metric_value - best) > least
+        )
+        self.early_stopping_patience_counter = 0 if better else self.early_stopping_patience_counter + 1
 
 
 class LoggerCallback(TrainerCallback):

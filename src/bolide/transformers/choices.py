@@ -5,6 +5,8 @@ Who reads them: arguments.py, which turns text into them, and user code that wri
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
@@ -85,7 +87,7 @@ class SchedulerType(Choice):
 
 
 class OptimizerNames(Choice):
-    """The optimizers by name."""
+    """The optimizers by name; those that Bolide does not have stand last, and are refused as arguments."""
 
     ADAMW_TORCH = "adamw_torch"
     ADAMW_TORCH_FUSED = "adamw_torch_fused"
@@ -113,10 +115,94 @@ class OptimizerNames(Choice):
     SCHEDULE_FREE_RADAM = "schedule_free_radam"
     SCHEDULE_FREE_SGD = "schedule_free_sgd"
     SGD = "sgd"
+    ADAMW_TORCH_XLA = "adamw_torch_xla"
+    ADAMW_TORCH_NPU_FUSED = "adamw_torch_npu_fused"
+    ADAMW_ANYPRECISION = "adamw_anyprecision"
+    GALORE_ADAMW = "galore_adamw"
+    GALORE_ADAMW_8BIT = "galore_adamw_8bit"
+    GALORE_ADAFACTOR = "galore_adafactor"
+    GALORE_ADAMW_LAYERWISE = "galore_adamw_layerwise"
+    GALORE_ADAMW_8BIT_LAYERWISE = "galore_adamw_8bit_layerwise"
+    GALORE_ADAFACTOR_LAYERWISE = "galore_adafactor_layerwise"
+    LOMO = "lomo"
+    ADALOMO = "adalomo"
+    GROKADAMW = "grokadamw"
+    APOLLO_ADAMW = "apollo_adamw"
+    APOLLO_ADAMW_LAYERWISE = "apollo_adamw_layerwise"
+    STABLE_ADAMW = "stable_adamw"
+
+
+NOT_BUILT_OPTIMIZERS = (
+    "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise", "galore_adamw_8bit_layerwise",
+    "galore_adafactor_layerwise", "apollo_adamw", "apollo_adamw_layerwise", "lomo", "adalomo", "grokadamw",
+    "stable_adamw", "adamw_anyprecision", "adamw_torch_xla", "adamw_torch_npu_fused",
+)  # fmt: skip
+"""Optimizers that transformers knows by name, and Bolide does not."""
+
+
+class DebugOption(Choice):
+    """What debug= may ask for."""
+
+    UNDERFLOW_OVERFLOW = "underflow_overflow"
+    TPU_METRICS_DEBUG = "tpu_metrics_debug"
+
+
+class FSDPOption(Choice):
+    """The words of fsdp=."""
+
+    FULL_SHARD = "full_shard"
+    SHARD_GRAD_OP = "shard_grad_op"
+    NO_SHARD = "no_shard"
+    HYBRID_SHARD = "hybrid_shard"
+    HYBRID_SHARD_ZERO2 = "hybrid_shard_zero2"
+    OFFLOAD = "offload"
+    AUTO_WRAP = "auto_wrap"
 
 
 class ParallelMode(Choice):
-    """How many devices take part, and how."""
+    """How many devices take part, and how; the last four are transformers' own, and never the case."""
 
     NOT_PARALLEL = "not_parallel"
     DISTRIBUTED = "distributed"
+    NOT_DISTRIBUTED = "not_distributed"
+    SAGEMAKER_MODEL_PARALLEL = "sagemaker_model_parallel"
+    SAGEMAKER_DATA_PARALLEL = "sagemaker_data_parallel"
+    TPU = "tpu"
+
+
+class HPSearchBackend(Choice):
+    """What proposes settings in a search."""
+
+    OPTUNA = "optuna"
+    RAY = "ray"
+    WANDB = "wandb"
+
+
+@dataclass
+class AcceleratorConfig:
+    """How data is split over processes: the settings of accelerator_config=.
+
+    Attributes:
+        split_batches: per_device_..._batch_size is the size of all processes together.
+        dispatch_batches: the first process alone reads, and sends the others their batches.
+        even_batches: not read: a short last round is filled up with batches that count nothing.
+        use_seedable_sampler: False: the order of samples is that of torch's RandomSampler.
+        non_blocking: not read: batches are copied so where their memory is pinned.
+        gradient_accumulation_kwargs: of Accelerate's plugin; "sync_each_batch" exchanges gradients at every batch.
+        use_configured_state: not built.
+    """
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = True
+    non_blocking: bool = False
+    gradient_accumulation_kwargs: dict[str, Any] | None = None
+    use_configured_state: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain values."""
+        return {name: value for name, value in asdict(self).items() if name != "use_configured_state"}
+
+    def __str__(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"

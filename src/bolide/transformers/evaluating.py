@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bolide.core.errors import ConfigError
 from bolide.core.messages import warn_once
-from bolide.transformers import ranks, setup
+from bolide.transformers import ranks
 from bolide.transformers.evaluation import (
     Collected,
     MeanLoss,
@@ -29,6 +29,7 @@ from bolide.transformers.evaluation import (
 from bolide.transformers.loss import base_of
 from bolide.transformers.optimizers import averaged
 from bolide.transformers.state import EvalLoopOutput, EvalPrediction, PredictionOutput
+from bolide.transformers.utilities import speed_metrics
 
 
 class Pass:
@@ -64,6 +65,7 @@ class Evaluating:
     preprocess_logits_for_metrics: Any
     _running_pass: Pass | None = None
     _evaluated_at: int | None = None
+    _preparation_s: float | None = None  # where an evaluation has made the engine
 
     def evaluate(
         self,
@@ -79,6 +81,7 @@ class Evaluating:
             metric_key_prefix: put before each metric's name.
         """
         trainer: Any = self
+        trainer._memory.start("eval")
         given = eval_dataset if eval_dataset is not None else self.eval_dataset
         if isinstance(given, Mapping):
             found: dict[str, float] = {}
@@ -87,36 +90,40 @@ class Evaluating:
                     one if eval_dataset is not None else name, ignore_keys, f"{metric_key_prefix}_{name}"
                 )
             return found
-        loader = self.get_eval_dataloader(eval_dataset)  # type: ignore[attr-defined]
+        loader = self.get_eval_dataloader(given)  # type: ignore[attr-defined]
         trainer._tell_callbacks_of(eval_dataloader=loader)
         started_s = time.time()
         output = self.evaluation_loop(
-            loader, "Evaluation", True if self.compute_metrics is None else None, ignore_keys, metric_key_prefix
-        )
+            loader, description="Evaluation", prediction_loss_only=True if self.compute_metrics is None else None,
+            ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix,
+        )  # fmt: skip
         metrics = ranks.of_first(self.args, self._with_speed(output, metric_key_prefix, started_s))
         trainer.log(metrics)
         self.control.should_evaluate = False
         trainer._tell("on_evaluate", metrics=metrics)
-        return metrics
+        return metrics | trainer._memory.stop("eval")
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Predictions, labels and metrics of a dataset; nothing is logged."""
         trainer: Any = self
+        trainer._memory.start("test")
         loader = trainer.get_test_dataloader(test_dataset)
         trainer._tell_callbacks_of(eval_dataloader=loader)
         started_s = time.time()
-        output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
+        output = self.evaluation_loop(
+            loader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+        )
         metrics = ranks.of_first(self.args, self._with_speed(output, metric_key_prefix, started_s))
         trainer._tell("on_predict", metrics=metrics)
-        return PredictionOutput(output.predictions, output.label_ids, metrics)
+        return PredictionOutput(output.predictions, output.label_ids, metrics | trainer._memory.stop("test"))
 
     def _with_speed(self, output: EvalLoopOutput, prefix: str, started_s: float) -> dict[str, Any]:
         metrics = dict(output.metrics or {})
         samples = output.num_samples or 0
         size = self.args.eval_batch_size * self.args.world_size
-        return metrics | setup.speed(prefix, started_s, samples, -(-samples // size))
+        return metrics | speed_metrics(prefix, started_s, samples, -(-samples // size))
 
     def evaluation_loop(
         self,
@@ -131,6 +138,9 @@ class Evaluating:
         args = self.args
         dataloader = ranks.over_ranks(dataloader, args, training=False)
         loss_only = prediction_loss_only if prediction_loss_only is not None else args.prediction_loss_only
+        if trainer._made_engine is None:
+            began_s, _ = time.time(), trainer._engine
+            self._preparation_s = round(time.time() - began_s, 4)
         if not trainer.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
             self.model.to(torch.float16 if args.fp16_full_eval else torch.bfloat16)
         outer = self._running_pass
@@ -150,6 +160,8 @@ class Evaluating:
         loss = collected.loss.result()
         metrics = {} if loss is None else {"loss": loss}
         metrics |= numbers(self._metrics_of_pass(collected))
+        if self._preparation_s is not None:
+            metrics["model_preparation_time"] = self._preparation_s
         metrics = {
             name if name.startswith(f"{metric_key_prefix}_") else f"{metric_key_prefix}_{name}": value
             for name, value in metrics.items()
@@ -251,8 +263,11 @@ class Evaluating:
         loss = None
         with torch.no_grad():
             if has_labels or without_labels:
+                count = {}
+                if trainer._passes_count:  # a loss that divides by it does so here, too
+                    count["num_items_in_batch"] = trainer._get_num_items_in_batch([inputs], self.args.device)
                 with trainer.compute_loss_context_manager():
-                    loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True)
+                    loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, **count)
                 rest = self._beside_loss(loss, outputs)
                 loss = loss.detach().mean()
                 ignore = [*ignore_keys, "loss"]

@@ -119,9 +119,19 @@ def checkpoints_in(output_dir: str) -> list[str]:
     return sorted((path for path in found if os.path.isdir(path)), key=step_of)
 
 
-def sort_checkpoints(output_dir: str, best: str | None = None, checkpoint_prefix: str = "checkpoint") -> list[str]:
-    """The checkpoint folders, oldest first, the best one next to last."""
-    found = checkpoints_in(output_dir)
+def sort_checkpoints(
+    output_dir: str,
+    checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
+    use_mtime: bool = False,
+    best_model_checkpoint: str | None = None,
+) -> list[str]:
+    """The checkpoint folders, oldest first, the best one next to last; use_mtime: by when they were written."""
+    best = best_model_checkpoint
+    name = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)")
+    places = [os.path.join(output_dir, one) for one in io.list_dir(output_dir) if name.fullmatch(one)]
+    found = sorted((path for path in places if os.path.isdir(path)), key=lambda path: int(path.rpartition("-")[2]))
+    if use_mtime:
+        found.sort(key=os.path.getmtime)
     same = [path for path in found if best is not None and os.path.abspath(path) == os.path.abspath(best)]
     if same and len(found) > 1 and same[0] != found[-1]:
         found.remove(same[0])
@@ -176,7 +186,8 @@ def rotate(output_dir: str, limit: int | None, best: str | None, step: int, fina
     """
     if limit is None:
         return
-    found = sorted(sort_checkpoints(output_dir, best), key=lambda path: step_of(path) <= step)
+    found = sort_checkpoints(output_dir, best_model_checkpoint=best)
+    found.sort(key=lambda path: step_of(path) <= step)
     kept = {os.path.abspath(path) for path in found[-1:]} | ({os.path.abspath(best)} if best is not None else set())
     if final and limit == 1 and best is not None:
         kept = {os.path.abspath(best)}
@@ -187,6 +198,24 @@ def rotate(output_dir: str, limit: int | None, best: str | None, step: int, fina
         if os.path.abspath(path) not in kept:
             io.remove(path)
             surplus -= 1
+
+
+def rotate_checkpoints(
+    output_dir: str,
+    save_total_limit: int | None = None,
+    best_model_checkpoint: str | None = None,
+    use_mtime: bool = False,
+    checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
+) -> None:
+    """Removes the oldest checkpoints beyond the limit, for scripts; the newest and the best one stay."""
+    if save_total_limit is None or save_total_limit <= 0:
+        return
+    best = os.path.abspath(best_model_checkpoint) if best_model_checkpoint is not None else None
+    found = sort_checkpoints(output_dir, checkpoint_prefix, use_mtime, best)
+    kept = {os.path.abspath(path) for path in found[-1:]} | {best}
+    old = [path for path in found if os.path.abspath(path) not in kept]
+    for path in old[: max(0, len(found) - max(save_total_limit, len(found) - len(old)))]:
+        io.remove(path)
 
 
 # ---------------------------------------------------------------------- the format
@@ -260,7 +289,9 @@ class FolderFormat:
         problem = problem_of(path)
         if problem is not None:
             raise DamagedCheckpointError(f"The checkpoint {path!r} cannot be used: {problem}")
-        state = weights.read_for(self.owner.model, path)
+        self.owner._goes_on_from = path
+        own = self.owner._overrides("_load_from_checkpoint")
+        state = {} if own else weights.read_for(self.owner.model, path)
         mismatch = weights.fits(self.owner.model, state, self.owner._engine.strategy.whole_shapes(self.owner.model))
         if mismatch is not None:
             raise CheckpointError(f"The weights in {path!r} do not fit {type(self.owner.model).__name__}: {mismatch}")

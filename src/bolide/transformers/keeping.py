@@ -20,7 +20,7 @@ from bolide.core.errors import ConfigError, did_you_mean
 from bolide.core.messages import info
 from bolide.transformers import hub, ranks, state, weights
 from bolide.transformers.folders import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, rotate
-from bolide.transformers.loss import base_of, call
+from bolide.transformers.loss import base_of, call, can_be_given
 from bolide.transformers.optimizers import averaged
 
 
@@ -38,7 +38,10 @@ class Keeping:
     lr_scheduler: Any
     current_flos: float
     hp_name: Any
+    hub_model_id: str | None
     _trial: Any
+    _globalstep_last_logged = 0
+    _total_loss_scalar = 0.0
     _flos_per_token: float | None
     _pushes: list[Any]
     _started_s: float | None = None
@@ -83,14 +86,54 @@ class Keeping:
     # ------------------------------------------------------------------ what callbacks asked for
 
     def _act(self) -> None:
-        """Logs, evaluates and saves, in this order, where the control says so."""
+        """Logs, evaluates and saves, in this order, where the control says so; an override has its own way."""
+        trainer: Any = self
+        record = self._losses
+        if not trainer._acts_itself:
+            self._maybe_log_save_evaluate()
+            return
+        given = (
+            torch.tensor(record.sum_now()), record.norm, trainer.model_wrapped, self._trial, self.state.epoch,
+            self._ignore_keys_for_eval, self._started_s,
+        )  # fmt: skip
+        own = self._maybe_log_save_evaluate
+        if can_be_given(own, *given, learning_rate=record.lr):
+            own(*given, learning_rate=record.lr)
+        else:  # as releases 4.x had it
+            own(*(given if can_be_given(own, *given) else given[:-1]))
+        if record.pending and not given[0]:  # it has logged the losses itself, and set them back
+            record.take()
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: Any = None,
+        grad_norm: Any = None,
+        model: Any = None,
+        trial: Any = None,
+        epoch: float | None = None,
+        ignore_keys_for_eval: list[str] | None = None,
+        start_time: float | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Logs, evaluates and saves, where the control says so. An override is called after each step and epoch.
+
+        Args:
+            tr_loss: the sum of the losses since the last log line.
+            grad_norm: the norm of the last gradients, before they were clipped.
+            model: what trains.
+            trial: of a search.
+            epoch: epochs done.
+            ignore_keys_for_eval: outputs of the model that an evaluation leaves out.
+            start_time: when training began, in seconds since 1970.
+            learning_rate: of the last step.
+        """
         trainer: Any = self
         if self.control.should_log:
             self._log_training()
         metrics = None
         if self.control.should_evaluate:
-            metrics = self._evaluate(trainer._trial, self._ignore_keys_for_eval)
-            better = self._take_best(metrics)
+            metrics = self._evaluate(self._trial, self._ignore_keys_for_eval)
+            better = self._determine_best_metric(metrics, self._trial)
             if self.args.save_strategy == "best":
                 self.control.should_save = better
         if self.control.should_save:
@@ -117,7 +160,13 @@ class Keeping:
         if bad:
             logs["non_finite_losses"] = bad
         self.store_flos()
+        self._globalstep_last_logged = self.state.global_step
         call(self.log, logs, self._started_s)
+
+    def _get_learning_rate(self) -> float:
+        """The rate of the step that is about to be done; an override is asked before each of them."""
+        trainer: Any = self
+        return float(trainer.optimizer.param_groups[0]["lr"])
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
@@ -146,7 +195,7 @@ class Keeping:
             )
         return float(metrics[name])
 
-    def _take_best(self, metrics: Mapping[str, float]) -> bool:
+    def _determine_best_metric(self, metrics: Mapping[str, float], trial: Any) -> bool:
         """Notes the metric where it is the best so far; whether it is."""
         args, run = self.args, self.state
         if args.metric_for_best_model is None:
@@ -181,15 +230,19 @@ class Keeping:
         """Adds a batch's floating-point operations and tokens."""
         trainer: Any = self
         self.current_flos += self.floating_point_ops(inputs)
-        asked = self.args.include_num_input_tokens_seen
-        if asked != "no":
-            tokens = inputs.get(getattr(base_of(self.model), "main_input_name", None) or "input_ids")
-            if asked == "non_padding" and inputs.get("attention_mask") is not None:
-                self._tokens_of_step += int(inputs["attention_mask"].sum())
-            elif isinstance(tokens, torch.Tensor):
-                self._tokens_of_step += tokens.numel()
+        if self.args.include_num_input_tokens_seen != "no":
+            self._track_num_input_tokens(inputs)
             if not trainer._several:
                 self._share_tokens()
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Counts the tokens of a batch."""
+        tokens = inputs.get(getattr(base_of(self.model), "main_input_name", None) or "input_ids")
+        asked = self.args.include_num_input_tokens_seen
+        if asked == "non_padding" and inputs.get("attention_mask") is not None:
+            self._tokens_of_step += int(inputs["attention_mask"].sum())
+        elif isinstance(tokens, torch.Tensor):
+            self._tokens_of_step += tokens.numel()
 
     def _share_tokens(self) -> None:
         """Adds the tokens of a batch, or those of all processes in a step, to the record."""
@@ -214,15 +267,19 @@ class Keeping:
         self.state.total_flos += ranks.summed(self.args, self.current_flos) if trainer._several else self.current_flos
         self.current_flos = 0
 
-    def metrics_format(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    @staticmethod
+    def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Metrics as a table shows them."""
         found: dict[str, Any] = {}
         for name, value in metrics.items():
             if name.endswith("_runtime"):
-                hours, rest = divmod(float(value), 3600)
-                found[name] = f"{int(hours)}:{int(rest // 60):02}:{rest % 60:05.2f}"
+                whole = int(value)
+                hundredths = int((value - whole) * 100)
+                found[name] = f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}.{hundredths:02}"
+            elif "_mem_" in name:
+                found[name] = f"{value >> 20}MB"
             elif name == "total_flos":
-                found[name] = f"{value / 1e9:.0f}GF"
+                found[name] = f"{int(value) >> 30}GF"
             else:
                 found[name] = round(value, 4) if isinstance(value, float) else value
         return found
@@ -249,31 +306,43 @@ class Keeping:
 
     # ------------------------------------------------------------------ saving
 
-    def _run_dir(self) -> str:
+    def _get_output_dir(self, trial: Any) -> str:
         """Where checkpoints go: output_dir, or the trial's folder in it."""
-        if self._trial is None:
+        if trial is None:
             return str(self.args.output_dir)
         if self.hp_name is not None:
-            return os.path.join(self.args.output_dir, self.hp_name(self._trial))
-        return os.path.join(self.args.output_dir, f"run-{getattr(self._trial, 'number', 0)}")
+            return os.path.join(self.args.output_dir, self.hp_name(trial))
+        return os.path.join(self.args.output_dir, f"run-{getattr(trial, 'number', 0)}")
+
+    def _folder_of(self, step: int) -> str:
+        """The checkpoint folder of a step."""
+        return os.path.join(self._get_output_dir(self._trial), f"{PREFIX_CHECKPOINT_DIR}-{step}")
 
     def _save_now(self) -> str:
         """Saves a checkpoint, tells callbacks, removes what is too much; returns its folder."""
         trainer: Any = self
         with averaged(trainer.optimizer):
-            folder = self._save_checkpoint(trainer.model, self._trial)
+            self._save_checkpoint(trainer.model, self._trial)
+            folder = self._folder_of(self.state.global_step)
             self.control.should_save = False
             trainer._tell("on_save")
         if self.args.push_to_hub:
-            hub.push_on_save(self, folder)
+            self._push_from_checkpoint(folder)
         return folder
 
-    def _save_checkpoint(self, model: Any, trial: Any = None) -> str:
+    def _save_checkpoint(self, model: Any, trial: Any = None, metrics: Any = None) -> str:
+        """Writes a checkpoint's folder, and removes what is too much. An override may write more into it.
+
+        Args:
+            model: the one that trains.
+            trial: of a search.
+            metrics: not read; releases 4.x had it.
+        """
         trainer: Any = self
         run, args = self.state, self.args
-        folder = os.path.join(self._run_dir(), f"{PREFIX_CHECKPOINT_DIR}-{run.global_step}")
+        folder = self._folder_of(run.global_step)
         if run.best_global_step:
-            best = os.path.join(self._run_dir(), f"{PREFIX_CHECKPOINT_DIR}-{run.best_global_step}")
+            best = self._folder_of(run.best_global_step)
             if run.best_global_step == run.global_step or os.path.isdir(best):
                 run.best_model_checkpoint = best
         run.stateful_callbacks = state.exported(list(self.callback_handler.callbacks), self.control)
@@ -284,7 +353,7 @@ class Keeping:
         trainer._engine.save_checkpoint(folder, weights_only=args.save_only_model)
         self._newest_checkpoint = folder
         if args.should_save:
-            rotate(self._run_dir(), args.save_total_limit, run.best_model_checkpoint, run.global_step)
+            rotate(self._get_output_dir(trial), args.save_total_limit, run.best_model_checkpoint, run.global_step)
         collectives.barrier()  # nobody looks for a folder that is on its way
         return folder
 
@@ -331,13 +400,11 @@ class Keeping:
     def _load_best_model(self) -> None:
         folder = self.state.best_model_checkpoint
         info(f"The weights are those of {folder}, the best checkpoint ({self.state.best_metric}).")
-        found = weights.matching_keys(weights.read_for(self.model, folder), self.model)
         trainer: Any = self
-        if self.args.deepspeed:
-            from bolide.transformers import zero
-
-            zero.put_weights(self.model, found)
-        weights.load(self.model, trainer._engine.strategy.localized(self.model, found), folder)
+        if trainer._overrides("_load_from_checkpoint"):
+            trainer._load_from_checkpoint(folder)
+        else:
+            trainer._put_weights(folder, self.model)
 
     # ------------------------------------------------------------------ the hub
 
@@ -346,15 +413,34 @@ class Keeping:
         if self.is_world_process_zero():
             hub.make_repository(self, token, private)
 
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Uploads what was saved just now, as hub_strategy says."""
+        hub.push_on_save(self, checkpoint_folder)
+
     def _finish_current_push(self) -> None:
         """Waits for the uploads that run in the background; their errors are raised here."""
         while self._pushes:
             self._pushes.pop(0).result()
 
-    def create_model_card(self, **facts: Any) -> None:
-        """Writes README.md with what is known of the run."""
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Writes README.md with what is known of the run, and what is given."""
         if self.is_world_process_zero():
-            hub.write_card(self, facts)
+            hub.write_card(self, {
+                "language": language, "license": license, "tags": tags, "model_name": model_name,
+                "finetuned_from": finetuned_from, "tasks": tasks, "dataset_tags": dataset_tags, "dataset": dataset,
+                "dataset_args": dataset_args,
+            })  # fmt: skip
 
     def push_to_hub(
         self, commit_message: str | None = "End of training", blocking: bool = True, token: str | None = None,

@@ -74,6 +74,15 @@ def no_loss(found: Any, compute_loss: Any) -> UserCodeError:
     return UserCodeError(f"{name} returned a {type(found).__name__}, and must return the loss, a tensor{hint}")
 
 
+def can_be_given(function: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether a function can be called with such arguments."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def takes_any(function: Any) -> bool:
     """Whether a function takes any keyword."""
     try:

@@ -79,10 +79,20 @@ class LossRecord:
         self.sum, self.steps, self.not_finite = 0.0, 0, 0
         return mean, bad
 
+    def sum_now(self) -> float:
+        """The sum of the losses since they were last taken; waits for the device."""
+        self._fold()
+        return self.sum
+
     def count_from_here(self) -> None:
         """`mean` is that of the steps from here on; those that wait for a log line stay in that line."""
         self._fold()
         self.total, self.total_steps = -self.sum, -self.steps
+
+    @property
+    def pending(self) -> int:
+        """Steps since the last log line."""
+        return self.steps + len(self.waiting)
 
     def mean(self) -> float:
         """The mean loss of all steps, or of those since `count_from_here`."""

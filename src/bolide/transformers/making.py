@@ -6,8 +6,7 @@ Who calls: trainer.py and the adapter.
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from bolide.core.errors import ConfigError, UserCodeError
+from bolide.core.messages import warn_once
 from bolide.transformers import data, optimizers, ranks, schedules
 from bolide.transformers.loss import base_of, call
 from bolide.transformers.weights import unwrapped
@@ -47,7 +47,10 @@ class Making:
         """The loader of training batches."""
         if self.train_dataset is None:
             raise ConfigError("train() needs train_dataset; write Trainer(train_dataset=...)")
-        return self._loader(self.train_dataset, self.args.train_batch_size, training=True)
+        return self._get_dataloader(
+            dataset=self.train_dataset, description="Training", batch_size=self.args.train_batch_size,
+            sampler_fn=self._get_train_sampler, is_training=True,
+        )  # fmt: skip
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """The loader of an evaluation: of the given dataset, the named one of several, or the trainer's."""
@@ -56,40 +59,69 @@ class Making:
         dataset = eval_dataset if eval_dataset is not None else self.eval_dataset
         if dataset is None:
             raise ConfigError("evaluate() needs eval_dataset; write Trainer(eval_dataset=...)")
-        return self._loader(dataset, self.args.eval_batch_size, training=False)
+        return self._get_dataloader(
+            dataset=dataset, description="Evaluation", batch_size=self.args.eval_batch_size,
+            sampler_fn=self._get_eval_sampler,
+        )  # fmt: skip
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """The loader of a prediction."""
-        return self._loader(test_dataset, self.args.eval_batch_size, training=False)
+        return self._get_dataloader(
+            dataset=test_dataset, description="test", batch_size=self.args.eval_batch_size,
+            sampler_fn=self._get_eval_sampler,
+        )  # fmt: skip
 
-    def _loader(self, dataset: Any, batch_size: int, training: bool) -> Any:
+    def _get_dataloader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable[..., Any] | None = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> Any:
+        """The loader of a dataset, which all three kinds come from.
+
+        Args:
+            dataset: map-style or iterable.
+            description: what it is for, in a word.
+            batch_size: samples of a batch.
+            sampler_fn: (dataset) -> the order of its samples; not asked for an iterable one.
+            is_training: whether it is trained on.
+            dataloader_key: not read: each pass has a loader of its own.
+        """
         args = self.args
         batch_size = ranks.size_here(args, batch_size)
         collate = self.data_collator
         if isinstance(getattr(dataset, "column_names", None), list) and callable(
             getattr(dataset, "remove_columns", None)
         ):
-            dataset = self._remove_unused_columns(dataset)
+            dataset = self._remove_unused_columns(dataset, description)
         else:
-            collate = self._get_collator_with_removed_columns(collate)
+            collate = self._get_collator_with_removed_columns(collate, description)
         options: dict[str, Any] = {
             "batch_size": batch_size, "collate_fn": collate, "num_workers": args.dataloader_num_workers,
             "pin_memory": args.dataloader_pin_memory and torch.cuda.is_available(),
             "persistent_workers": args.dataloader_persistent_workers,
         }  # fmt: skip
-        if not _is_iterable(dataset):
-            own: Any = self._get_train_sampler if training else self._get_eval_sampler
-            sampler = call(own, dataset)
+        if _is_iterable(dataset):
+            if is_training and args.train_sampling_strategy != "random":
+                warn_once(
+                    f"train_sampling_strategy={str(args.train_sampling_strategy)!r} has no effect on "
+                    f"{type(dataset).__name__}, which gives its samples in its own order."
+                )
+        else:
+            sampler: Any = call(sampler_fn, dataset) if sampler_fn is not None else None
             if isinstance(sampler, data.BalancedBatches):
                 del options["batch_size"]
                 options["batch_sampler"] = sampler
             else:
                 options |= {"sampler": sampler, "drop_last": args.dataloader_drop_last}
         if args.dataloader_num_workers:
-            options["worker_init_fn"] = data.seed_worker if training else None
+            options["worker_init_fn"] = data.seed_worker if is_training else None
             options["prefetch_factor"] = args.dataloader_prefetch_factor
             options["multiprocessing_context"] = args.dataloader_multiprocessing_context
-        return ranks.over_ranks(data.Loader(dataset, **options), args, training)
+        return ranks.over_ranks(data.Loader(dataset, **options), args, is_training)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Finds what of a sample is kept: what the model's forward takes, labels under all their names.
@@ -133,7 +165,7 @@ class Making:
             return data.BalancedBatches(lengths, samples, args.gradient_accumulation_steps * args.world_size, seed)
         if args.train_sampling_strategy == "sequential":
             return SequentialSampler(dataset)
-        if (args.accelerator_config or {}).get("use_seedable_sampler") is False:
+        if not args.accelerator_config.use_seedable_sampler:
             return RandomSampler(dataset)
         return data.EpochSampler(len(dataset), seed)
 
@@ -159,14 +191,6 @@ class Making:
         args = args if args is not None else self.args
         size = ranks.size_here(args, args.train_batch_size)
         return int(size * args.gradient_accumulation_steps * args.world_size)
-
-    def _num_train_samples(self, batches: float) -> float:
-        """Samples of the whole training."""
-        if self.args.max_steps > 0 or math.isinf(batches):
-            return self.state.max_steps * self.get_total_train_batch_size()
-        if hasattr(type(self.train_dataset), "__len__"):
-            return len(self.train_dataset) * self.args.num_train_epochs
-        return float(batches) * self.args.train_batch_size * self.args.world_size * self.args.num_train_epochs
 
     # ------------------------------------------------------------------ optimizers
 

@@ -160,7 +160,7 @@ def size_here(args: Any, batch_size: int) -> int:
     Raises:
         ConfigError: it does not divide.
     """
-    if args.world_size == 1 or not (args.accelerator_config or {}).get("split_batches"):
+    if args.world_size == 1 or not args.accelerator_config.split_batches:
         return batch_size
     if batch_size % args.world_size:
         raise ConfigError(
@@ -270,7 +270,7 @@ def over_ranks(loader: Any, args: Any, training: bool) -> Any:
     if args.world_size == 1 or isinstance(loader, (Turns, Noted)):
         return loader
     part = Part(args.process_index, args.world_size, True)
-    if (args.accelerator_config or {}).get("dispatch_batches") and not _is_split(loader):
+    if args.accelerator_config.dispatch_batches and not _is_split(loader):
         return (SizedTurns if _sized(loader) else Turns)(loader, part, sent=True)
     if not isinstance(loader, DataLoader) or (not splits(loader) and not _is_split(loader)):
         return (SizedTurns if _sized(loader) else Turns)(loader, part)

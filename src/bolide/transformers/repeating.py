@@ -15,6 +15,7 @@ from bolide.core.errors import ConfigError
 from bolide.core.messages import info
 from bolide.seed import generators, set_generators
 from bolide.transformers import state
+from bolide.transformers.utilities import SHRINK, lacks_memory
 
 
 class Repeating:
@@ -33,11 +34,10 @@ class Repeating:
         given, states = self.optimizer, generators()
         while True:
             try:
-                return trainer._train_once(resume)
+                return trainer._inner_training_loop(**trainer._loop_settings(resume))
             except (torch.OutOfMemoryError, RuntimeError) as error:
-                text = str(error).lower()
-                size = int(self.args.per_device_train_batch_size * 0.9)
-                if not any(word in text for word in ("out of memory", "can't allocate memory")) or size < 1:
+                size = int(self.args.per_device_train_batch_size * SHRINK)
+                if not lacks_memory(error) or size < 1:
                     raise
                 if given is not None:
                     raise ConfigError(

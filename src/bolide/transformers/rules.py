@@ -6,17 +6,21 @@ arguments.py.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 import torch
 
-from bolide.core.errors import did_you_mean
+from bolide.core.errors import MissingPackageError, did_you_mean
 from bolide.transformers.choices import (
+    NOT_BUILT_OPTIMIZERS,
+    AcceleratorConfig,
     Choice,
     HubStrategy,
     IntervalStrategy,
@@ -51,18 +55,18 @@ NUMBERS: dict[str, type] = {
 }  # fmt: skip
 """Settings that a configuration file may give as text ("5e-5" is text in YAML)."""
 
-NOT_BUILT_OPTIMIZERS = (
-    "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise", "galore_adamw_8bit_layerwise",
-    "galore_adafactor_layerwise", "apollo_adamw", "apollo_adamw_layerwise", "lomo", "adalomo", "grokadamw",
-    "stable_adamw", "adamw_anyprecision", "adamw_torch_xla", "adamw_torch_npu_fused",
-)  # fmt: skip
-"""Optimizers that transformers knows by name, and Bolide does not."""
-
 NOT_BUILT: dict[str, str] = {
-    "optim_target_modules": "GaLore and APOLLO are not built; leave it out",
-    "use_liger_kernel": "Liger kernels are not built in; apply them to the model yourself, and leave it out",
-    "parallelism_config": "tensor and context parallelism are not built for this door; leave it out",
-    "eval_use_gather_object": "it is not built; leave it out",
+    "optim_target_modules": (
+        "GaLore and APOLLO are not built; leave it out, and give their package's optimizer as "
+        "Trainer(optimizers=(optimizer, None))"
+    ),
+    "use_liger_kernel": (
+        "Liger kernels are not built in; leave it out, and call liger_kernel.transformers.apply_liger_kernel_to_...() "
+        "before the model is made"
+    ),
+    "parallelism_config": (
+        "tensor and context parallelism are not built for this door; leave it out, and write fsdp=True or deepspeed=..."
+    ),
 }
 """Settings that ask for what is not there, and what to do instead."""
 
@@ -100,6 +104,7 @@ def converted(args: Any) -> list[str]:
                 setattr(args, name, _read(value))
             except (OSError, ValueError) as error:
                 wrong.append(f"{name}={value!r} must be a dictionary, JSON text or the path of a JSON file: {error}")
+    wrong += _accelerator_config(args)
     for name in ("report_to", "debug"):
         value = getattr(args, name)
         if value is None:
@@ -109,6 +114,24 @@ def converted(args: Any) -> list[str]:
         else:
             setattr(args, name, [word for word in value if word != "none"])
     return wrong
+
+
+def _accelerator_config(args: Any) -> list[str]:
+    """Makes the object of what was given; returns what is wrong with that."""
+    given = args.accelerator_config
+    if given is None:
+        args.accelerator_config = AcceleratorConfig()
+        return []
+    if is_dataclass(given) and not isinstance(given, (type, AcceleratorConfig)):  # transformers' own
+        given = asdict(given)
+    if not isinstance(given, dict):
+        wrong = not isinstance(given, (AcceleratorConfig, str))  # of text that cannot be read is told already
+        return [f"accelerator_config={given!r} must be a dictionary"] if wrong else []
+    known = [field.name for field in fields(AcceleratorConfig)]
+    unknown = [name for name in given if name not in known]
+    if not unknown:
+        args.accelerator_config = AcceleratorConfig(**given)
+    return [f"accelerator_config has no {name!r}." + did_you_mean(name, known) for name in unknown]
 
 
 def _read(text: str) -> Any:
@@ -266,17 +289,27 @@ def _not_built(a: Any) -> Iterator[str]:
     for word in a.debug:
         if word != "underflow_overflow":
             yield f"debug={word!r} is not built; there is 'underflow_overflow'"
-    if not a.skip_memory_metrics:
-        yield "skip_memory_metrics=False: memory is not measured; leave it out"
+    if not a.skip_memory_metrics and importlib.util.find_spec("psutil") is None:
+        yield str(MissingPackageError("skip_memory_metrics=False", "psutil"))
     if not a.dataloader_in_order:
-        yield "dataloader_in_order=False cannot be gone on with exactly; leave it out"
+        yield (
+            "dataloader_in_order=False: a run could not go on with the same batches; leave it out, and write "
+            "dataloader_prefetch_factor=... where a worker's slow batch holds the others up"
+        )
     config = a.accelerator_config
-    if isinstance(config, dict):
-        for key, value in config.items():
-            if key not in ACCELERATOR_CONFIG:
-                yield f"accelerator_config has no {key!r}." + did_you_mean(key, ACCELERATOR_CONFIG)
-            elif key in ACCELERATOR_REFUSED and value:
-                yield f"accelerator_config={{{key!r}: {value!r}}}: {ACCELERATOR_REFUSED[key]}"
+    if not isinstance(config, AcceleratorConfig):
+        return
+    if config.use_configured_state:
+        yield "accelerator_config={'use_configured_state': True}: there is no state of Accelerate; leave it out"
+    accumulation = config.gradient_accumulation_kwargs or {}
+    for key, value in accumulation.items():
+        if key not in ("num_steps", "sync_each_batch", "sync_with_dataloader", "adjust_scheduler"):
+            yield f"accelerator_config: gradient_accumulation_kwargs={{{key!r}: {value!r}}}: there is no such name"
+    if accumulation.get("num_steps", a.gradient_accumulation_steps) != a.gradient_accumulation_steps:
+        yield (
+            f"accelerator_config: gradient_accumulation_kwargs={{'num_steps': {accumulation['num_steps']!r}}}: "
+            f"write gradient_accumulation_steps={accumulation['num_steps']!r} in its place"
+        )
 
 
 def _sharding(a: Any) -> Iterator[str]:
@@ -289,15 +322,6 @@ def _sharding(a: Any) -> Iterator[str]:
 
         yield from zero.wrong_settings(a)
 
-
-ACCELERATOR_CONFIG = (
-    "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking",
-    "gradient_accumulation_kwargs", "use_configured_state",
-)  # fmt: skip
-ACCELERATOR_REFUSED = {
-    "gradient_accumulation_kwargs": "write gradient_accumulation_steps=... in its place",
-    "use_configured_state": "there is no state of Accelerate; leave it out",
-}
 
 RULES: tuple[Rule, ...] = (
     _bounds,

@@ -19,6 +19,7 @@ from bolide.checkpoint import io
 from bolide.compat.hf_args import ROWS, translated
 from bolide.core.errors import ConfigError
 from bolide.core.messages import warn
+from bolide.transformers.choices import HPSearchBackend
 from bolide.transformers.folders import checkpoints_in
 from bolide.transformers.state import BestRun
 from bolide.tuner.study import BACKENDS, Settings, Space, run_study
@@ -43,7 +44,7 @@ def default_space(trial: Any) -> dict[str, Any]:
     }
 
 
-def default_objective(metrics: Mapping[str, float]) -> float:
+def default_compute_objective(metrics: Mapping[str, float]) -> float:
     """The sum of the metrics of an evaluation; its loss where there is no other."""
     found = {name: value for name, value in metrics.items() if name != "epoch" and not name.endswith(CLOCKS)}
     loss = found.pop("eval_loss", None)
@@ -104,7 +105,7 @@ def hyperparameter_search(
         wrong.append("load_if_exists=False: a study that is in the storage goes on; write another study_name")
     if wrong:
         raise ConfigError(wrong)
-    objective = compute_objective or default_objective
+    objective = compute_objective or default_compute_objective
     settings = Settings(
         n_trials=n_trials, directions=directions, storage=options.get("storage"),
         name=options.get("study_name") or "bolide", sampler=options.get("sampler") or "tpe",
@@ -119,6 +120,7 @@ def hyperparameter_search(
 
     def train(trial: Trial) -> Any:
         with as_trial(trainer, trial, hp_name):
+            trainer.hp_search_backend = HPSearchBackend(backend)
             reports = Reports(trial, objective, len(directions) > 1)
             trainer._report = reports
             try:
@@ -168,7 +170,7 @@ def _place_of(trainer: Any, trial: Trial) -> bool | None:
     """True where a trial goes on that a lost process had begun; one that may have to finds no other's checkpoints."""
     if trial.can_go_on and not trial.goes_on:
         trainer._trial = trial
-        for folder in checkpoints_in(trainer._run_dir()):
+        for folder in checkpoints_in(trainer._get_output_dir(trainer._trial)):
             io.remove(folder)
     return trial.goes_on or None
 
@@ -211,4 +213,4 @@ def as_trial(trainer: Any, trial: Trial, hp_name: Callable[[Any], str] | None) -
             vars(callback).update(state)
         trainer.optimizer = trainer.lr_scheduler = None
         trainer._made_engine = trainer._made_adapter = trainer._engine_loader = None
-        trainer._trial = None
+        trainer._trial = trainer.hp_search_backend = None

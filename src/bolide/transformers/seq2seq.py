@@ -29,13 +29,13 @@ class Seq2SeqTrainer(Trainer):
             self.model.generation_config = self.load_generation_config(config)
 
     @staticmethod
-    def load_generation_config(config: Any) -> Any:
+    def load_generation_config(gen_config_arg: Any) -> Any:
         """A GenerationConfig: as given, or read from a file or folder."""
-        if not isinstance(config, (str, os.PathLike)):
-            return config
+        if not isinstance(gen_config_arg, (str, os.PathLike)):
+            return gen_config_arg
         from transformers import GenerationConfig
 
-        path = os.fspath(config)
+        path = os.fspath(gen_config_arg)
         if path.endswith(".json"):
             return GenerationConfig.from_pretrained(os.path.dirname(path), config_file_name=os.path.basename(path))
         return GenerationConfig.from_pretrained(path)
@@ -98,8 +98,8 @@ class Seq2SeqTrainer(Trainer):
                 with self.compute_loss_context_manager():
                     loss = self.compute_loss(model, inputs).detach().mean()
         length = self._length(config, options)
-        generated = self._padded(generated, length)
-        return loss, detached(generated), None if labels is None else self._padded(labels, length)
+        generated = self._pad_tensors_to_max_len(generated, length)
+        return loss, detached(generated), None if labels is None else self._pad_tensors_to_max_len(labels, length)
 
     @staticmethod
     def _length(config: Any, options: dict[str, Any]) -> int:
@@ -108,14 +108,14 @@ class Seq2SeqTrainer(Trainer):
             return int(new) + 1
         return int(options.get("max_length") or getattr(config, "max_length", None) or 0)
 
-    def _padded(self, tokens: Tensor, length: int) -> Tensor:
-        """Tokens with padding up to `length`, so that all batches are of one width."""
-        if tokens.shape[-1] >= length:
-            return tokens
+    def _pad_tensors_to_max_len(self, tensor: Tensor, max_length: int) -> Tensor:
+        """Tokens with padding up to `max_length`, so that all batches are of one width."""
+        if tensor.shape[-1] >= max_length:
+            return tensor
         config = base_of(self.model).config
         tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
         pad = getattr(tokenizer, "pad_token_id", None)
         pad = pad if pad is not None else getattr(config, "pad_token_id", None)
         if pad is None:
             raise ConfigError("Generated tokens must be padded, and neither tokenizer nor model has a pad_token_id")
-        return nn.functional.pad(tokens, (0, length - tokens.shape[-1]), value=pad)
+        return nn.functional.pad(tensor, (0, max_length - tensor.shape[-1]), value=pad)

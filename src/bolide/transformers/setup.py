@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from bolide.compat.hf_args import NOT_CALLED
 from bolide.core.errors import ConfigError, MissingPackageError, UserCodeError, did_you_mean
 from bolide.core.messages import info, warn
 from bolide.transformers import ranks
@@ -353,21 +351,3 @@ def use_learning_rate(trainer: Any, rates_then: list[float] | None) -> None:
     for group, rate in zip(optimizer.param_groups, now, strict=True):
         group["initial_lr"] = rate
     schedule.apply()
-
-
-def speed(split: str, started_s: float, samples: float, steps: int) -> dict[str, float]:
-    """The figures of a run: its seconds, and samples and steps a second."""
-    runtime = time.time() - started_s
-    found = {f"{split}_runtime": round(runtime, 4)}
-    if runtime > 0:
-        found[f"{split}_samples_per_second"] = round(samples / runtime, 3)
-        found[f"{split}_steps_per_second"] = round(steps / runtime, 3)
-    return found
-
-
-def tell_of_overrides_that_nothing_calls(kind: type) -> None:
-    """Warns where a subclass defines a method that transformers' own loop would call."""
-    found = [name for name in NOT_CALLED if any(name in vars(cls) for cls in kind.__mro__)]
-    if found:
-        more = "; ".join(f"{name}: override {NOT_CALLED[name]}" for name in found)
-        warn(f"{kind.__name__} overrides methods of transformers' Trainer that are never called here. {more}.")

@@ -55,6 +55,10 @@ class _Control:
     should_evaluate: bool = False
     should_log: bool = False
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {"args": asdict(self), "attributes": {}}
+
 
 @dataclass
 class _State:
@@ -92,6 +96,22 @@ class _State:
         return cls(**{f.name: found[f.name] for f in fields(cls) if f.name in found})
 
 
+class _Exportable:
+    """Mixed into a callback whose state a checkpoint keeps: `state` gives it as {"args": ..., "attributes": ...}."""
+
+    def state(self) -> dict[str, Any]:
+        """What is kept: arguments to make the callback of, and what it has counted."""
+        raise NotImplementedError(f"{type(self).__name__} derives from ExportableState: write its state()")
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Any:
+        """A callback of what `state` gave."""
+        made = cls(**state["args"])
+        for name, value in state["attributes"].items():
+            setattr(made, name, value)
+        return made
+
+
 class _Prediction:
     """What compute_metrics is given: predictions and labels, and inputs and losses where they were asked for.
 
@@ -116,6 +136,7 @@ TrainerCallback: Any = _Callback
 TrainerControl: Any = _Control
 TrainerState: Any = _State
 EvalPrediction: Any = _Prediction
+ExportableState: Any = _Exportable
 if has_transformers():
     import transformers.trainer_callback as their_callbacks
     import transformers.trainer_utils as their_utils
@@ -123,6 +144,7 @@ if has_transformers():
     TrainerCallback = their_callbacks.TrainerCallback
     TrainerControl, TrainerState = their_callbacks.TrainerControl, their_callbacks.TrainerState
     EvalPrediction = their_utils.EvalPrediction
+    ExportableState = their_callbacks.ExportableState
 
 
 class TrainOutput(NamedTuple):

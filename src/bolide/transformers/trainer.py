@@ -7,44 +7,42 @@ in repeating.py.
 
 from __future__ import annotations
 
-import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from bolide import collectives
-from bolide.checkpoint.file import beside
-from bolide.core.errors import CheckpointNotFoundError, ConfigError, UserCodeError
-from bolide.core.messages import info, warn
-from bolide.data.loaders import length_of, set_epoch
-from bolide.seed import seed_everything
+from bolide.core.errors import ConfigError, UserCodeError
+from bolide.core.messages import warn
+from bolide.data.loaders import set_epoch
 from bolide.trainer.trainer import Trainer as Engine
 from bolide.transformers import callbacks as flow
 from bolide.transformers import loss as losses
-from bolide.transformers import ranks, reporting, setup, state
+from bolide.transformers import overrides, ranks, reporting, setup, state
 from bolide.transformers.accelerator import Accelerator
 from bolide.transformers.adapter import Adapter, Bridge
 from bolide.transformers.arguments import TrainingArguments
 from bolide.transformers.data import windows
 from bolide.transformers.evaluating import Evaluating
-from bolide.transformers.folders import FolderFormat, get_last_checkpoint, rotate, tell_of_earlier_run
+from bolide.transformers.folders import FolderFormat, rotate, tell_of_earlier_run
 from bolide.transformers.keeping import Keeping, counts_parameters
 from bolide.transformers.losses import LossRecord
 from bolide.transformers.making import Making
+from bolide.transformers.memory import MemoryRecord
 from bolide.transformers.optimizers import switches
 from bolide.transformers.repeating import Repeating
+from bolide.transformers.starting import Starting
+from bolide.transformers.utilities import enable_full_determinism, set_seed, speed_metrics
 from bolide.transformers.weights import unwrapped
 
 Dataset = Any
 
 
-class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
+class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
     """Trains and evaluates a model on datasets, as TrainingArguments say.
 
     Args:
@@ -76,7 +74,17 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
     loss_is_scaled_for_ga: bool | None = None
     """Set by a subclass whose loss is divided by num_items_in_batch already (True), or never is (False)."""
 
+    current_gradient_accumulation_steps = 1
+    """Batches of the running step: fewer than gradient_accumulation_steps in a last one that is short."""
+
+    hp_search_backend: Any = None
+    """What searches, while a search runs."""
+
+    is_distributed_loading_by_transformers = is_fsdp_xla_enabled = is_fsdp_xla_v1_enabled = False
+    is_fsdp_xla_v2_enabled = False
+
     _has_trained = False
+    _places_model: bool | None = None
 
     def __init__(
         self,
@@ -104,9 +112,12 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             "compute_metrics": compute_metrics, "callbacks": callbacks or (),
         }  # fmt: skip
         wrong += [text for rule in setup.RULES for text in rule(args, given)]
+        wrong += overrides.without_effect(type(self), Trainer, args.shards_model)
         if wrong:
             raise ConfigError(wrong)
         self.args = args
+        self._memory = MemoryRecord(not args.skip_memory_metrics)
+        self._memory.start("init")
         self._several = args.world_size > 1
         setup.set_log_level(args)
         set_seeds(args)
@@ -134,24 +145,32 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self._loss_weights: Any = None
         if self._several:
             ranks.open_ranks(args)
-        if type(self) is not Trainer:
-            setup.tell_of_overrides_that_nothing_calls(type(self))
         self._look_at_model()
         self._made_adapter: Adapter | None = None
         self._made_engine: Engine | None = None
         self._engine_loader: Any = None
         self._updates_per_epoch = 0
         self._steps_before = 0
-        self.accelerator = Accelerator(self)
+        self.create_accelerator_and_postprocess()
+        self._place_as_overridden()
         default = [*flow.DEFAULT_CALLBACKS, *reporting.callbacks_for(list(args.report_to or ()))]
-        bar = flow.PrinterCallback if args.disable_tqdm else flow.DEFAULT_PROGRESS_CALLBACK
-        self.callback_handler = flow.CallbackHandler([*default, *(callbacks or ()), bar])
+        self.callback_handler = flow.CallbackHandler([*default, *(callbacks or ())])
+        self._validate_args()
+        self.add_callback(flow.PrinterCallback if args.disable_tqdm else flow.DEFAULT_PROGRESS_CALLBACK)
         self._tell_callbacks_of(train_dataloader=None, eval_dataloader=None)
         self.state = self._new_state()
         self.control = state.TrainerControl()
         if args.push_to_hub:  # a missing token shows now, not when the training is done
             self.init_hf_repo()
         self._tell("on_init_end")
+        self._memory.stop("init")
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Makes `self.accelerator`; an override may make another one, or change it after super()."""
+        self.accelerator: Any = Accelerator(self)
+
+    def _validate_args(self) -> None:
+        """Nothing: arguments were checked by now. An override may check more, the callbacks too."""
 
     # ------------------------------------------------------------------ what a run works with
 
@@ -164,10 +183,16 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self.label_names = setup.label_names(self.args, base)
         self.can_return_loss = setup.returns_loss_by_default(base)
         self._shifts_labels = losses.is_causal(self.model)
-        self._step_takes_count = losses.takes(self.training_step, "num_items_in_batch")
-        self._loss_takes_count = losses.takes(self.compute_loss, "num_items_in_batch")
+        self._step_takes_count = losses.can_be_given(self.training_step, None, None, None)
+        self._loss_takes_count = losses.can_be_given(self.compute_loss, None, None, num_items_in_batch=None)
         own_loss = self._overrides("compute_loss")
-        self._own_samples = self._overrides("get_batch_samples")
+        self._own_samples = self._overrides("get_batch_samples", "_get_num_items_in_batch")
+        self._acts_itself = self._overrides("_maybe_log_save_evaluate")
+        self._own_rate, self._own_clip = self._overrides("_get_learning_rate"), self._overrides("_clip_grad_norm")
+        self._syncs_each_batch = (self.args.accelerator_config.gradient_accumulation_kwargs or {}).get(
+            "sync_each_batch"
+        )
+        self._own_input = self._overrides("_prepare_input")
         self._passes_count = self._loss_takes_count and (
             self.model_accepts_loss_kwargs or self.compute_loss_func is not None or own_loss
         )
@@ -271,7 +296,28 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
     @property
     def place_model_on_device(self) -> bool:
         """Whether the model is moved to the device."""
-        return self.args.place_model_on_device
+        return self.args.place_model_on_device if self._places_model is None else self._places_model
+
+    @place_model_on_device.setter
+    def place_model_on_device(self, value: bool) -> None:
+        self._places_model = value
+
+    @property
+    def gather_function(self) -> Callable[..., Any]:
+        """What joins the tensors of an evaluation's batch over the processes: the accelerator's gather_for_metrics."""
+        return partial(self.accelerator.gather_for_metrics, use_gather_object=self.args.eval_use_gather_object)
+
+    @property
+    def is_model_parallel(self) -> bool:
+        """Whether the layers of the model lie on several devices, as its device map says."""
+        places = getattr(self.model, "hf_device_map", None) or {}
+        return len({str(place) for place in places.values()} - {"cpu", "disk"}) > 1
+
+    @property
+    def deepspeed(self) -> Any:
+        """DeepSpeed's engine, once it trains; None elsewhere."""
+        strategy: Any = self._engine.strategy if self.is_deepspeed_enabled and self._has_trained else None
+        return getattr(strategy, "deepspeed_engine", None)
 
     @property
     def is_deepspeed_enabled(self) -> bool:
@@ -328,17 +374,41 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self._ignore_keys_for_eval = ignore_keys_for_eval
         try:
             if not self.args.auto_find_batch_size:
-                return self._train_once(resume_from_checkpoint)
+                return self._inner_training_loop(**self._loop_settings(resume_from_checkpoint))
             return self._train_with_smaller_batches(resume_from_checkpoint)
         finally:
             self.is_in_train = False
 
-    def _train_once(self, resume: Any) -> state.TrainOutput:
+    def _loop_settings(self, resume: Any) -> dict[str, Any]:
+        return {
+            "batch_size": self.args.train_batch_size, "args": self.args, "resume_from_checkpoint": resume,
+            "trial": self._trial, "ignore_keys_for_eval": self._ignore_keys_for_eval,
+        }  # fmt: skip
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: TrainingArguments | None = None,
+        resume_from_checkpoint: Any = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> state.TrainOutput:
+        """One training, from its first or a later step to its end; an override may do something around super().
+
+        Raises:
+            ConfigError: other arguments than the trainer's.
+        """
+        if args is not None and args is not self.args:
+            raise ConfigError("_inner_training_loop trains with self.args; change those in the place of args=...")
         args = self.args
+        self._ignore_keys_for_eval = ignore_keys_for_eval
+        self._memory.start("train")
         if self.model_init is not None:
             set_seeds(args)
             self.model = self.model_wrapped = self.call_model_init(self._trial)
             self.optimizer = self.lr_scheduler = None
+            self._places_model = None
+            self._place_as_overridden()
         if unwrapped(self.model) is not unwrapped(self.model_wrapped):  # replaced by the script
             self.model_wrapped = self.model
             if self.optimizer is self._made_optimizer:
@@ -358,16 +428,15 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         accumulate = args.gradient_accumulation_steps
         if self._several:
             loader = ranks.over_ranks(loader, args, training=True)
-        batches = length_of(loader)
-        self._count_steps(batches)
+        samples = self._count_steps(loader)
         self.state.train_batch_size = args.train_batch_size
         self._engine_loader = ranks.windows(loader, accumulate) if self._several else windows(loader, accumulate)
         self._tell_callbacks_of(train_dataloader=loader)
-        folder = self._folder_to_go_on_from(resume)
+        folder = self._folder_to_go_on_from(resume_from_checkpoint)
         if folder is not None:
             self._take_state(folder)
         elif args.should_save and args.save_strategy != "no" and self._trial is None:
-            tell_of_earlier_run(self._run_dir())
+            tell_of_earlier_run(self._get_output_dir(self._trial))
         self._newest_checkpoint = folder
         self._steps_before = self.state.global_step
         self._evaluated_at = None
@@ -383,83 +452,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
                 self._made_engine.fit(self._adapter, self._engine_loader, ckpt_path=folder)
         finally:
             remove_hooks()
-        return self._finish(started_s, batches)
-
-    def _count_steps(self, batches: float) -> None:
-        """How many steps and epochs there are, and every how many steps something is due."""
-        args = self.args
-        run = self._new_state()
-        if math.isinf(batches):
-            if args.max_steps <= 0:
-                raise ConfigError(
-                    "The training dataset has no length, so its epochs cannot be counted; write max_steps=..."
-                )
-            self._updates_per_epoch = 0
-            run.max_steps, run.num_train_epochs = args.max_steps, sys.maxsize
-        else:
-            updates = max(1, math.ceil(batches / args.gradient_accumulation_steps))
-            self._updates_per_epoch = updates
-            if args.max_steps > 0:
-                run.max_steps, run.num_train_epochs = args.max_steps, math.ceil(args.max_steps / updates)
-            else:
-                run.max_steps = math.ceil(args.num_train_epochs * updates)
-                run.num_train_epochs = math.ceil(args.num_train_epochs)
-        self._batches_per_epoch, self._window_size = batches, args.gradient_accumulation_steps
-        for name in ("logging_steps", "eval_steps", "save_steps"):
-            every = getattr(args, name)
-            if every is not None:
-                setattr(run, name, max(1, math.ceil(run.max_steps * every)) if every < 1 else int(every))
-        run.epoch = 0
-        run.is_hyper_param_search = self._trial is not None
-        self.state = run
-
-    def _logs_after(self, step: int, last_of_epoch: bool) -> bool:
-        """Whether the arguments have the step logged that is about to be done."""
-        args = self.args
-        if args.logging_strategy == "steps":
-            return bool(step % self.state.logging_steps == 0 or (step == 1 and args.logging_first_step))
-        return bool(args.logging_strategy == "epoch" and last_of_epoch)
-
-    def _folder_to_go_on_from(self, resume: Any) -> str | None:
-        if resume is None or resume is False:
-            return None
-        if resume is True or resume in ("auto", "True", "true"):
-            folder = collectives.on_rank_zero(lambda: get_last_checkpoint(self._run_dir()))
-            if folder is None:
-                info(f"There is no checkpoint in {self._run_dir()!r} to go on from: training starts.")
-            return folder
-        path = os.path.expanduser(os.fspath(resume))
-        if not os.path.isdir(path):
-            raise CheckpointNotFoundError(f"resume_from_checkpoint={path!r}: there is no such folder.{beside(path)}")
-        return path
-
-    def _take_state(self, folder: str) -> None:
-        """Takes over the record of a checkpoint; what the arguments say now holds, and what changed is told."""
-        path = os.path.join(folder, "trainer_state.json")
-        if not os.path.isfile(path):
-            return  # what is wrong with the folder is told when it is read
-        saved, run = state.read_state(path), self.state
-        now = {name: getattr(run, name) for name in ("logging_steps", "eval_steps", "save_steps", "max_steps")}
-        changed = [
-            f"{name} {saved[name]} -> {value}" for name, value in now.items()
-            if saved.get(name) is not None and saved[name] != value and self._matters(name)
-        ]  # fmt: skip
-        for name in vars(run):
-            keep = (*now, "num_train_epochs", "train_batch_size", "is_local_process_zero", "is_world_process_zero")
-            if name in saved and name not in (*keep, "stateful_callbacks"):
-                setattr(run, name, saved[name])
-        best = run.best_model_checkpoint
-        if best is not None and not os.path.isdir(best):
-            warn(f"The best checkpoint so far, {best!r}, is not there any more; the next best one takes its place.")
-            run.best_model_checkpoint = None
-        run.stateful_callbacks = saved.get("stateful_callbacks")
-        self._load_callback_state()
-        if changed:
-            info(f"Settings that changed since {folder} and hold from here on: {', '.join(changed)}.")
-
-    def _matters(self, name: str) -> bool:
-        strategies = {"logging_steps": "logging_strategy", "eval_steps": "eval_strategy", "save_steps": "save_strategy"}
-        return name not in strategies or getattr(self.args, strategies[name]) == "steps"
+        return self._finish(started_s, samples)
 
     def _begin(self, resumed: dict[str, Any] | None) -> None:
         """The engine is about to train, all of a checkpoint taken: tells callbacks, and evaluates where asked."""
@@ -483,13 +476,14 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             setup.use_learning_rate(self, (resumed or {}).get("made_rates"))
         if switches(self.optimizer):
             self.optimizer.train()
+        self._globalstep_last_logged, self._total_loss_scalar = self.state.global_step, 0.0
         self._tell_callbacks_of()
         self._tell("on_train_begin")
         if self.args.eval_on_start and progress.step == 0:
             self._evaluate(self._trial, self._ignore_keys_for_eval, skip_scheduler=True)
             self.model_wrapped.train()
 
-    def _finish(self, started_s: float, batches: float) -> state.TrainOutput:
+    def _finish(self, started_s: float, all_samples: float) -> state.TrainOutput:
         """What follows the last step: the run's figures, the best model, the last event."""
         args, run = self.args, self.state
         done = run.global_step - self._steps_before
@@ -499,11 +493,12 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             self.optimizer.eval()
         if args.load_best_model_at_end and run.best_model_checkpoint is not None:
             self._load_best_model()
-        samples = self._num_train_samples(batches) * done / max(1, run.max_steps)
-        figures = setup.speed("train", started_s, samples, done)
+        samples = all_samples * done / max(1, run.max_steps)
+        figures = speed_metrics("train", started_s, samples, done)
         self.store_flos()
         figures["total_flos"] = run.total_flos
         figures["train_loss"] = mean
+        figures |= self._memory.stop("train")
         figures = ranks.of_first(args, figures)
         self.is_in_train = False
         if self._evaluated_at == run.global_step:
@@ -511,10 +506,10 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self.log(figures)
         if args.should_save and args.save_strategy != "no":
             best = run.best_model_checkpoint if args.load_best_model_at_end else None
-            rotate(self._run_dir(), args.save_total_limit, best, run.global_step, final=True)
+            rotate(self._get_output_dir(self._trial), args.save_total_limit, best, run.global_step, final=True)
         self._tell("on_train_end")
+        self._finish_current_push()
         if args.push_to_hub:
-            self._finish_current_push()
             self.push_to_hub()
         return state.TrainOutput(run.global_step, mean, figures)
 
@@ -594,8 +589,11 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
 
     def _weigh(self, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         """The batches of a step, and the labels in all of them where somebody asks; sets what each loss weighs."""
-        if self._several:
-            return ranks.weigh(self, window)
+        window, count = ranks.weigh(self, window) if self._several else self._weigh_here(window)
+        self.current_gradient_accumulation_steps = len(window)
+        return window, count
+
+    def _weigh_here(self, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         if self._own_samples:
             window, count = losses.call(self.get_batch_samples, iter(window), len(window), self.args.device)
         elif len(window) == 1 and not self._passes_count:
@@ -623,15 +621,28 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
                 found.append(next(epoch_iterator))
             except StopIteration:
                 break
-        return found, losses.shares(found, self._shifts_labels)[1] if found else None
+        return found, self._get_num_items_in_batch(found, device) if found else None
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
+        """How many labels count in the batches of a step."""
+        return losses.shares(batch_samples, self._shifts_labels)[1]
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch on the model's device."""
         return self._prepare_input(inputs)
 
     def _prepare_input(self, data: Any) -> Any:
-        """Any part of a batch on the model's device."""
+        """Any part of a batch on the model's device. An override is asked for each part by itself."""
+        if self._own_input and isinstance(data, Mapping):
+            return type(data)({name: self._prepare_input(part) for name, part in data.items()})  # type: ignore[call-arg]
+        if self._own_input and type(data) in (list, tuple):
+            return type(data)(self._prepare_input(part) for part in data)
         return self._engine.strategy.batch_to_device(data)
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        """Clips the gradients to max_grad_norm; returns the norm that they had. Called where that is more than 0."""
+        adapter = self._adapter
+        return adapter._running("clip").strategy.clip(adapter.in_model_order, self.args.max_grad_norm, "norm")
 
     def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
         """What a loss is computed in: the run's precision."""
@@ -649,6 +660,7 @@ def args_compile(args: TrainingArguments) -> bool:
 
 def set_seeds(args: TrainingArguments) -> None:
     """Seeds python, numpy and torch; turns on deterministic algorithms where that was asked."""
-    seed_everything(args.seed, verbose=False)
     if args.full_determinism:
-        torch.use_deterministic_algorithms(True)
+        enable_full_determinism(args.seed)
+    else:
+        set_seed(args.seed)

@@ -23,6 +23,8 @@ from bolide.strategies.strategy import matching_keys, plain_keys
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 WEIGHTS_NAME = "pytorch_model.bin"
+SAFE_WEIGHTS_INDEX_NAME = f"{SAFE_WEIGHTS_NAME}.index.json"
+WEIGHTS_INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
 ADAPTER_NAME = "adapter_model.safetensors"
 OF_ADAPTER = "//"
 """Stands in a name between an adapter, where a folder has several or one of a name of its own, and its weight."""
