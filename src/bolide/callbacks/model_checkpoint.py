@@ -549,7 +549,7 @@ class ModelCheckpoint(Checkpoint):
         logger = trainer.loggers[0]
         version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
         parts = [str(logger.save_dir or root), str(logger.name or ""), version, "checkpoints"]
-        return io.join(*(part for part in parts if part))
+        return io.expanded(io.join(*(part for part in parts if part)))  # as loggers find their own folder
 
     def _warn_if_dir_not_empty(self, dirpath: str) -> None:
         if not io.is_remote(dirpath) and any(not name.startswith(".") for name in io.list_dir(dirpath)):
@@ -603,7 +603,7 @@ def _absolute(dirpath: str | Path | None) -> str | None:
     if not dirpath:
         return None
     text = str(dirpath)
-    return text if io.is_remote(text) else os.path.realpath(os.path.expanduser(io.local_path(text)))
+    return text if io.is_remote(text) else os.path.realpath(io.local_path(text))
 
 
 def _write(file: Any, data: bytes) -> None:

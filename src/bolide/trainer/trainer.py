@@ -190,7 +190,7 @@ class Trainer(TrainerProperties):
         self.datamodule: LightningDataModule | None = None
         self._default_root_dir = os.fspath(self.config.default_root_dir or os.getcwd())
         build.set_process_flags(self.config)
-        self._loggers = build.make_loggers(self.config, self._default_root_dir)
+        self._loggers = build.make_loggers(self.config, self.default_root_dir)
         self._log = self._new_log()
         self._callbacks: WatchedList[Callback] = WatchedList([], self._bump)
         self.callbacks = build.make_callbacks(self.config, parts.added_callbacks)
