@@ -132,16 +132,6 @@ class ModelCheckpoint(Checkpoint):
         self._rhythm = policy.rhythm(every_n_train_steps, every_n_epochs, interval_s)
         self._by_batch = self._rhythm.by_batch
 
-        self.current_score: Tensor | None = None
-        self.best_k_models: dict[str, Tensor] = {}
-        self.kth_best_model_path = ""
-        self.kth_value = policy.worst_possible(mode)
-        self.best_model_score: Tensor | None = None
-        self.best_model_path = ""
-        self.last_model_path = ""
-
-        self._last_global_step_saved = 0
-        self._last_checkpoint_saved = ""
         self._last_time_checked: float | None = None
         self._seen_step = 0
         self._exact_steps = False  # a multiple that several steps of one batch pass over is not due
@@ -150,6 +140,19 @@ class ModelCheckpoint(Checkpoint):
         self._missed = False  # a save was due and the metric was not there
         self._validated = False  # validation has run since training began
         self._resumed_from: str | None = None
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """No file is known: those of earlier fits stay, and equal names get a version."""
+        self.current_score: Tensor | None = None
+        self.best_k_models: dict[str, Tensor] = {}
+        self.kth_best_model_path = ""
+        self.kth_value = policy.worst_possible(self.mode)
+        self.best_model_score: Tensor | None = None
+        self.best_model_path = ""
+        self.last_model_path = ""
+        self._last_global_step_saved = 0
+        self._last_checkpoint_saved = ""
 
     # ------------------------------------------------------------------ names
 
@@ -422,6 +425,8 @@ class ModelCheckpoint(Checkpoint):
         keeps_all = self.save_top_k == -1 and not switched(trainer, "same_name_is_overwritten")
         path = self._free_path(trainer, monitor_candidates, None, own="" if keeps_all else previous)
         self.best_model_path = path
+        if self.verbose:
+            info(f"Epoch {trainer.current_epoch}, step {trainer.global_step}: a save is due, saved as {path}")
         self._moment.paths.append(path)
         if self.save_top_k == 1:
             self._moment.superseded.append(previous)

@@ -112,6 +112,13 @@ class SpikeDetection(LossGuard):
         self._losses: deque[float] = deque(maxlen=window)
         self._seen = 0
 
+    def start_anew(self) -> None:
+        """No loss has been seen."""
+        super().start_anew()
+        self.bad_batches = []
+        self._losses.clear()
+        self._seen = 0
+
     def is_bad(self, loss: Tensor) -> bool:
         """Whether `loss` is a spike."""
         value = float(loss.detach())
