@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 import bolide as pl
-from bolide.callbacks import ModelCheckpoint
+from bolide.callbacks import EarlyStopping, ModelCheckpoint, NonFinite
 from bolide.core.errors import CheckpointError, MisconfigurationException
 from bolide.loggers.logger import Logger
 from tests.fixtures import Generated, OneWeight, loader, trainer
@@ -489,3 +489,30 @@ def test_a_missing_checkpoint_names_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "epoch=1.ckpt").write_bytes(b"x")
     with pytest.raises(CheckpointError, match=r"no such file. There is .*epoch=1.ckpt"):
         trainer(max_epochs=1).fit(OneWeight(), loader(1), ckpt_path=tmp_path / "epoch=2.ckpt")
+
+
+def test_c15_callbacks_know_nothing_of_the_module_before(tmp_path: Path) -> None:
+    saver = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", save_last=True, every_n_train_steps=5)
+    stopper, guard = EarlyStopping("val_loss", patience=2), NonFinite(policy="skip", max=1)
+    fit = trainer(max_epochs=9, callbacks=[saver, stopper, guard], enable_checkpointing=True, val_check_interval=5)
+    kept = []
+    for module in (NeverBetter(), NeverBetter()):
+        fit.fit(module, loader(5), loader(1))
+        kept.append(saver.best_model_path)
+        assert (fit.global_step, stopper.stopped_epoch, stopper.wait_count) == (15, 2, 2)
+        assert torch.load(saver.best_model_path, weights_only=True)["global_step"] == 5
+        assert torch.load(saver.last_model_path, weights_only=True)["global_step"] == 15
+        guard.skipped.append({"policy": "skip"})  # one that the next module did not meet
+    assert kept[0] != kept[1] and guard.skipped == [{"policy": "skip"}]
+    assert {path.name for path in tmp_path.glob("*.ckpt")} >= {Path(kept[0]).name, Path(kept[1]).name}
+
+
+def test_a_fit_within_a_fit_changes_nothing_of_it() -> None:
+    class Nests(OneWeight):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            with pytest.raises(MisconfigurationException, match="while this trainer runs already"):
+                self.trainer.fit(OneWeight(), loader(1))
+
+    fit = trainer(max_epochs=1)
+    fit.fit(Nests(), loader(5))
+    assert fit.global_step == 5

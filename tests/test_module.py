@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import bolide as pl
-from bolide.core.errors import UserCodeError
-from tests.fixtures import loader, trainer
+from bolide.core.errors import NotBuiltError, UserCodeError
+from tests.fixtures import OneWeight, loader, trainer
 
 
 def layer(self: Any) -> None:
@@ -40,3 +40,12 @@ def test_a_forgotten_super_init_is_said(init: Callable[[Any], None]) -> None:
     )
     with pytest.raises(UserCodeError, match=r"Forgetful\.__init__ does not call super\(\)\.__init__\(\)"):
         trainer(max_epochs=1).fit(kind(), loader(1))
+
+
+def test_a_group_of_processes_for_a_metric_is_refused() -> None:
+    class Logs(OneWeight):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("loss", 1.0, sync_dist=True, sync_dist_group=object())
+
+    with pytest.raises(NotBuiltError, match=r"self\.log\('loss', sync_dist_group=\.\.\.\) is not built"):
+        trainer(max_epochs=1).fit(Logs(), loader(1))

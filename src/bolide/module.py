@@ -169,7 +169,7 @@ class LightningModule(HyperparametersMixin, DataHooks, nn.Module):
             reduce_fx: "mean" (weighted by batch size), "sum", "min" or "max".
             enable_graph: keeps the value's graph.
             sync_dist: reduces over processes.
-            sync_dist_group: the group of processes for that.
+            sync_dist_group: None: metrics are reduced over all processes; a group is an error.
             add_dataloader_idx: whether a suffix tells several loaders apart.
             batch_size: the weight of this value; read off the batch where it is not given.
             metric_attribute: accepted; a metric object needs no attribute here.
@@ -177,11 +177,17 @@ class LightningModule(HyperparametersMixin, DataHooks, nn.Module):
 
         Raises:
             MisconfigurationException: not allowed in this hook, or a value that is no number.
+            NotBuiltError: a group of processes.
         """
         run = self._run
         if run is None:
             warn_once(f"self.log({name!r}) was called on a module without a running Trainer; nothing is logged.")
             return
+        if sync_dist_group is not None:
+            raise NotBuiltError(
+                f"self.log({name!r}, sync_dist_group=...) is not built in this version of Bolide: metrics are reduced "
+                "over all processes. Write sync_dist=True, or reduce the value over the group first"
+            )
         if rank_zero_only and run.strategy.global_rank:
             return
         if run.log.barebones:

@@ -453,3 +453,12 @@ def test_a_file_that_auto_found_goes_once_a_newer_one_is_whole(tmp_path):
     (tmp_path / "finished.json").unlink()
     kept(tmp_path, (2,), monitor="v", max_epochs=2, fit={"ckpt_path": "auto"})
     assert saved(tmp_path) == {"epoch=1-step=10.ckpt": 10}
+
+
+@pytest.mark.parametrize("monitor", [None, "v"])
+def test_verbose_says_what_was_saved(tmp_path, caplog, monitor):
+    caplog.set_level("INFO", logger="bolide")
+    saver = ModelCheckpoint(dirpath=tmp_path, monitor=monitor, verbose=True)
+    fit(saver, values=(2, 1), max_epochs=2, train=3)
+    said = [record.getMessage() for record in caplog.records if "saved as" in record.getMessage()]
+    assert len(said) == 2 and said[1].startswith("Epoch 1, step 6: ") and said[1].endswith(saver.best_model_path)

@@ -104,6 +104,20 @@ def test_a_function_may_tell(tmp_path):
     assert made.callbacks[0].notice == "in 30 s"
 
 
+def test_a_function_that_raises_is_asked_again(tmp_path):
+    told, calls = threading.Event(), []
+
+    def ask():
+        calls.append(None)
+        if not told.is_set():
+            raise RuntimeError("busy")
+        return True
+
+    with pytest.warns(UserWarning, match="no answer from its function .RuntimeError: busy.") as said:
+        stopped(PreemptionWatch(ask, 0.01), told.set, tmp_path)
+    assert len(calls) > 1 and sum("no answer" in str(one.message) for one in said) == 1
+
+
 def test_a_token_that_has_expired_is_asked_for_again(server):
     ask = PreemptionWatch("aws", url=server.url).question()
     assert ask() is None

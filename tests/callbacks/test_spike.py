@@ -123,3 +123,27 @@ def test_lightnings_own_state_is_taken_as_far_as_it_goes():
 def test_settings_that_are_refused(arguments):
     with pytest.raises(ConfigError, match="SpikeDetection"):
         SpikeDetection(**arguments)
+
+
+def test_batches_are_added_to_those_that_earlier_attempts_listed(tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_text("[3, 4]")
+    run([1.0, 1.0, 1.0, 1.0, 1.0, 10.0], SpikeDetection(exclude_batches_path=path))
+    assert json.loads(path.read_text()) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("there", ["a folder", "no JSON"])
+def test_a_list_that_cannot_be_written_does_not_hide_the_spike(tmp_path, there):
+    path = tmp_path / "bad.json"
+    path.mkdir() if there == "a folder" else path.write_text("mine")
+    with pytest.warns(UserWarning, match=r"cannot add the batches \[1, 2\]"):
+        error, _ = run([1.0, 1.0, 10.0], SpikeDetection(exclude_batches_path=path))
+    assert error is not None and error.batch_idx == 2
+    assert path.is_dir() or path.read_text() == "mine"
+
+
+def test_a_dry_run_writes_nothing(tmp_path):
+    guard = SpikeDetection(exclude_batches_path=tmp_path)
+    with pytest.raises(TrainingSpikeException, match=r"after none; the update was not applied\. SpikeDetection"):
+        fit(guard, module=Losses([NAN]), train=1, val=0, fast_dev_run=True)
+    assert not list(tmp_path.iterdir())

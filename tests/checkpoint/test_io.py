@@ -151,3 +151,21 @@ def test_what_is_written_can_be_read_back_while_it_is_written() -> None:
 
 def test_last_parts() -> None:
     assert io.name_of("/a/b.ckpt") == "b.ckpt" and io.name_of("s3://bucket/a/b.ckpt") == "b.ckpt"
+
+
+@pytest.mark.parametrize("prefix", ["~", "file://~", "file://{home}"])
+def test_a_home_and_a_scheme_in_local_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    here.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    path = prefix.format(home=home) + "/runs/a.ckpt"
+    io.write_atomically(path, lambda f: f.write(b"new"))
+    assert (home / "runs" / "a.ckpt").read_bytes() == io.read_bytes(path) == b"new"
+    assert io.parent(path) == str(home / "runs") and io.exists(path) and io.size_bytes(path) == 3
+    assert io.list_dir(io.parent(path)) == ["a.ckpt"] and io.free_name(path) == str(home / "runs" / "a-v1.ckpt")
+    io.move(path, path + ".b")
+    io.link(path + ".b", path)
+    assert (home / "runs" / "a.ckpt").readlink() == Path("a.ckpt.b")
+    io.remove(path)
+    assert os.listdir(home / "runs") == ["a.ckpt.b"] and not os.listdir(here)

@@ -704,7 +704,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"config": 3}, "a dictionary or the path"),
     ({"stage": 2, "offload_parameters": True}, "at stage 3 only"),
     ({"stage": 3, "offload_optimizer": True, "offload_optimizer_device": "tape"}, "must be 'cpu' or 'nvme'"),
-    ({"precision_plugin": "16-mixed"}, "precision_plugin"),
+    ({"precision_plugin": "16-mixed"}, r"precision_plugin.*Trainer\(precision"),
+    ({"accelerator": "cpu"}, r"accelerator.*Trainer\(accelerator"),
+    ({"parallel_devices": [0, 1]}, r"parallel_devices.*Trainer\(devices"),
     ({"uneven": "wait"}, "uneven='wait'"),
 ]  # fmt: skip
 

@@ -332,6 +332,9 @@ def test_bad_input_is_one_error_before_anything_is_started(monkeypatch: Any) -> 
         DDPStrategy(uneven="halt")
     with pytest.raises(ConfigError, match="start_method='thread'"):
         DDPStrategy(start_method="thread")
+    for name, instead in (("accelerator", "accelerator"), ("parallel_devices", "devices"), ("precision_plugin", "pr")):
+        with pytest.raises(ConfigError, match=rf"DDPStrategy\({name}=\.\.\.\) has no effect.*Trainer\({instead}"):
+            DDPStrategy(**{name: "16-mixed"})
     one = trainer(2, strategy="ddp")
     with pytest.raises(pl.core.errors.MisconfigurationException, match="give an object of it"):
         one.fit(Net, batches(8, 4))

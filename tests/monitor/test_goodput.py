@@ -191,3 +191,11 @@ def test_the_process_counts_from_its_start(tmp_path):
 def test_an_interval_that_is_none():
     with pytest.raises(ConfigError, match="interval_s=0"):
         GoodputMonitor(interval_s=0)
+
+
+def test_a_ledger_that_has_no_place_ends_no_run(tmp_path):
+    (tmp_path / "taken").touch()
+    made = trainer(GoodputMonitor(tmp_path / "taken" / "below"))
+    with pytest.warns(UserWarning, match="cannot be written"):
+        made.fit(Scored(), rows(3))
+    assert made.global_step == 9

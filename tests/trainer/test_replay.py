@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 import torch
@@ -11,7 +12,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bolide as pl
-from bolide.callbacks import GradientAccumulationScheduler, ModelCheckpoint, StepRecord
+from bolide.callbacks import (
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    PreemptionWatch,
+    StepRecord,
+    TQDMProgressBar,
+)
 from bolide.core.errors import MisconfigurationException
 from bolide.monitor.goodput import GoodputMonitor
 
@@ -46,9 +53,11 @@ def data(n=24, shuffle=True):
 def fitted(tmp_path, *callbacks, module=None, every=5, replay=True, **settings):
     saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=every, save_top_k=-1, filename="{step}")
     trainer = pl.Trainer(
-        accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[saver, *callbacks], default_root_dir=tmp_path,
-        **{"logger": False, "max_epochs": 2, "val_check_interval": 4, "resilience": {"replay": replay}, **settings},
+        accelerator="cpu", enable_model_summary=False, callbacks=[saver, *callbacks], default_root_dir=tmp_path,
+        **{
+            "logger": False, "enable_progress_bar": False, "max_epochs": 2, "val_check_interval": 4,
+            "resilience": {"replay": replay}, **settings,
+        },
     )  # fmt: skip
     pl.seed_everything(1, verbose=False)
     trainer.fit(Task() if module is None else module, data(), data(4, False))
@@ -250,3 +259,14 @@ def test_the_record_keeps_numbers_and_no_more():
         record.on_train_batch_end(trainer, None, {"loss": torch.full((1000,), float(number))[0]}, None, 0)
     assert record.losses() == {3: 3.0, 4: 4.0, 5: 5.0}
     assert sum(value.untyped_storage().nbytes() for value in record.state_dict().values()) == 3 * 16
+
+
+def test_callbacks_that_have_no_part_in_a_step_are_left_out_and_others_must_be_copied(tmp_path):
+    class Locked(pl.Callback):
+        def __init__(self):
+            self.lock = threading.Lock()
+
+    trainer = fitted(tmp_path / "a", PreemptionWatch(lambda: None), TQDMProgressBar(), enable_progress_bar=True)
+    assert trainer.replay_step(7).same
+    with pytest.raises(MisconfigurationException, match="Locked cannot be copied.*__deepcopy__"):
+        fitted(tmp_path / "b", Locked()).replay_step(7)

@@ -15,6 +15,7 @@ from bolide.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from bolide.checkpoint.lock import FolderInUseError
 from bolide.core.errors import CheckpointNotFoundError
 from bolide.loggers import CSVLogger, TensorBoardLogger
+from bolide.monitor import GoodputMonitor
 from tests.callbacks.support import Scored, fit, rows, saved, trainer
 
 
@@ -183,3 +184,40 @@ def test_parts_are_removed_as_deep_as_names_go(tmp_path):
     fit(ModelCheckpoint(dirpath=tmp_path, filename="s/{step}"), max_epochs=1)
     left = [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*.part"))]
     assert left == ["other/s/.x.ckpt.0123456789ab.part", "s/t/.x.ckpt.0123456789ab.part"]
+
+
+@pytest.mark.parametrize("prefix", ["~", "$PLACE", "file://~"])
+@pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
+def test_a_run_is_in_one_folder_however_it_is_named(tmp_path, monkeypatch, kind, prefix):
+    for name in ("HOME", "PLACE"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    for number, folder in enumerate(("first", "second")):  # the number is not found by what lies in the current folder
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        saver = ModelCheckpoint()
+        made = trainer(saver, logger=kind(f"{prefix}/logs", name="$PLACES"), log_every_n_steps=1)
+        made.fit(Scored(log_train=True), rows(2))
+        run = tmp_path / "home" / "logs" / "$PLACES" / f"version_{number}"
+        assert made.log_dir == str(run) and saver.dirpath == str(run / "checkpoints")
+        assert Path(saver.best_model_path).parent == run / "checkpoints" and len(files(run)) >= 3
+        assert not files(tmp_path / folder)
+
+
+@pytest.mark.parametrize("prefix", ["~", "file://~"])
+def test_a_home_in_the_paths_of_a_trainer(tmp_path, monkeypatch, prefix):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for logger in (True, False):
+        saver = ModelCheckpoint(save_last=True)
+        made = trainer(
+            saver, OnExceptionCheckpoint(f"{prefix}/failed"), GoodputMonitor(f"{prefix}/goodput"),
+            default_root_dir=f"{prefix}/root", logger=logger,
+        )  # fmt: skip
+        made.fit(Scored(), rows(2))
+        assert made.default_root_dir == str(tmp_path / "home" / "root")
+        assert Path(saver.dirpath).is_relative_to(tmp_path / "home" / "root")
+    made.save_checkpoint(f"{prefix}/mine.ckpt")
+    trainer(max_epochs=2).fit(Scored(), rows(2), ckpt_path=f"{prefix}/mine.ckpt")
+    Scored.load_from_checkpoint(f"{prefix}/mine.ckpt")
+    assert (tmp_path / "home" / "goodput" / "goodput.jsonl").exists() and not files(tmp_path / "here")

@@ -358,6 +358,9 @@ def test_hyperparameters_in_files(tmp_path):
     assert saving.load_hparams_from_yaml(path) == {"lr": 0.1, "where": "p", "sizes": [1, 2]}
     saving.save_hparams_to_yaml(path, argparse.Namespace(a=1))
     assert saving.load_hparams_from_yaml(path) == {"a": 1}
+    with pytest.warns(UserWarning, match="api_key"):
+        saving.save_hparams_to_yaml(path, {"api_key": "of-the-service"})
+    assert saving.load_hparams_from_yaml(path) == {"api_key": "***"}
     (tmp_path / "h.csv").write_text("key,value\na,1\nb,text\n")
     assert saving.load_hparams_from_tags_csv(tmp_path / "h.csv") == {"a": 1, "b": "text"}
     with pytest.raises(CheckpointError, match="does not exist"):

@@ -44,6 +44,10 @@ class Callback:
         """A state key that tells callbacks of one class apart by their settings."""
         return f"{type(self).__qualname__}{kwargs!r}"
 
+    def start_anew(self) -> None:
+        """The trainer is about to train another module from the start: the state of the fits before is not its own."""
+        return None
+
     def log(self, name: str, value: Any, **options: Any) -> None:
         """`LightningModule.log`, for callbacks; put in place by the trainer while it runs."""
         raise MisconfigurationException(f"{type(self).__name__}.log works inside the hooks of a running Trainer only.")

@@ -90,12 +90,16 @@ class EarlyStopping(Callback):
         self.divergence_threshold = divergence_threshold
         self.log_rank_zero_only = log_rank_zero_only
         self._check_on_train_epoch_end = check_on_train_epoch_end
+        self._validated = False  # validation has run since training began
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Nothing is the best so far, and nothing has been waited for."""
         self.wait_count = 0
         self.stopped_epoch = 0
         self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
         self.stopping_reason_message: str | None = None
-        self.best_score = torch.tensor(torch.inf if mode == "min" else -torch.inf)
-        self._validated = False  # validation has run since training began
+        self.best_score = torch.tensor(torch.inf if self.mode == "min" else -torch.inf)
 
     @property
     def state_key(self) -> str:

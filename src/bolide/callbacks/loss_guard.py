@@ -78,6 +78,10 @@ class LossGuard(Callback):
         self._kept: dict[str, Any] | None = None  # the state to go back to
         self._by_hand = False
 
+    def start_anew(self) -> None:
+        """No batch has been left out."""
+        self.skipped = []
+
     @abstractmethod
     def is_bad(self, loss: Tensor) -> bool:
         """Whether `loss` (0-dim) must not be trained on. Reads it on the host."""

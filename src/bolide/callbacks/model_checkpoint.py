@@ -132,16 +132,6 @@ class ModelCheckpoint(Checkpoint):
         self._rhythm = policy.rhythm(every_n_train_steps, every_n_epochs, interval_s)
         self._by_batch = self._rhythm.by_batch
 
-        self.current_score: Tensor | None = None
-        self.best_k_models: dict[str, Tensor] = {}
-        self.kth_best_model_path = ""
-        self.kth_value = policy.worst_possible(mode)
-        self.best_model_score: Tensor | None = None
-        self.best_model_path = ""
-        self.last_model_path = ""
-
-        self._last_global_step_saved = 0
-        self._last_checkpoint_saved = ""
         self._last_time_checked: float | None = None
         self._seen_step = 0
         self._exact_steps = False  # a multiple that several steps of one batch pass over is not due
@@ -150,6 +140,19 @@ class ModelCheckpoint(Checkpoint):
         self._missed = False  # a save was due and the metric was not there
         self._validated = False  # validation has run since training began
         self._resumed_from: str | None = None
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """No file is known: those of earlier fits stay, and equal names get a version."""
+        self.current_score: Tensor | None = None
+        self.best_k_models: dict[str, Tensor] = {}
+        self.kth_best_model_path = ""
+        self.kth_value = policy.worst_possible(self.mode)
+        self.best_model_score: Tensor | None = None
+        self.best_model_path = ""
+        self.last_model_path = ""
+        self._last_global_step_saved = 0
+        self._last_checkpoint_saved = ""
 
     # ------------------------------------------------------------------ names
 
@@ -422,6 +425,8 @@ class ModelCheckpoint(Checkpoint):
         keeps_all = self.save_top_k == -1 and not switched(trainer, "same_name_is_overwritten")
         path = self._free_path(trainer, monitor_candidates, None, own="" if keeps_all else previous)
         self.best_model_path = path
+        if self.verbose:
+            info(f"Epoch {trainer.current_epoch}, step {trainer.global_step}: a save is due, saved as {path}")
         self._moment.paths.append(path)
         if self.save_top_k == 1:
             self._moment.superseded.append(previous)
@@ -549,7 +554,7 @@ class ModelCheckpoint(Checkpoint):
         logger = trainer.loggers[0]
         version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
         parts = [str(logger.save_dir or root), str(logger.name or ""), version, "checkpoints"]
-        return io.join(*(part for part in parts if part))
+        return io.expanded(io.join(*(part for part in parts if part)))  # as loggers find their own folder
 
     def _warn_if_dir_not_empty(self, dirpath: str) -> None:
         if not io.is_remote(dirpath) and any(not name.startswith(".") for name in io.list_dir(dirpath)):
@@ -603,7 +608,7 @@ def _absolute(dirpath: str | Path | None) -> str | None:
     if not dirpath:
         return None
     text = str(dirpath)
-    return text if io.is_remote(text) else os.path.realpath(os.path.expanduser(io.local_path(text)))
+    return text if io.is_remote(text) else os.path.realpath(io.local_path(text))
 
 
 def _write(file: Any, data: bytes) -> None:

@@ -43,7 +43,7 @@ class PreemptionWatch(Callback):
     Args:
         provider: "aws" (the notice of a spot instance, two minutes ahead), "gcp" (of a spot or preemptible VM, 30
             seconds ahead), or a function without arguments that returns a text, or True, when there is a notice. It
-            runs in the thread.
+            runs in the thread; where it raises, a warning says so once, and it is asked again.
         interval_s: how many seconds lie between two questions.
         url: where the provider answers, such as "http://localhost:8000"; default: the provider's documented address.
 
@@ -106,13 +106,13 @@ class PreemptionWatch(Callback):
             asked_s = time.monotonic()
             try:
                 notice = ask()
-            except OSError as error:  # urllib's errors are OSErrors
+            except Exception as error:  # noqa: BLE001  # of a function, or of its library: asked again in any case
                 notice = None
                 if not silent and not ended.is_set():
                     silent = True
                     warn(
-                        f"PreemptionWatch gets no answer from {self.url or 'its function'} ({error}), and goes on "
-                        "asking. On a machine of another provider, leave it out."
+                        f"PreemptionWatch gets no answer from {self.url or 'its function'} ({type(error).__name__}: "
+                        f"{error}), and goes on asking. On a machine of another provider, leave it out."
                     )
             if notice and not ended.is_set():
                 self.notice = notice if isinstance(notice, str) else REASON

@@ -15,6 +15,7 @@ from torch import Tensor
 from bolide.callbacks.loss_guard import LossGuard, Policy
 from bolide.checkpoint import io
 from bolide.core.errors import ConfigError, UserCodeError
+from bolide.core.messages import warn
 
 if TYPE_CHECKING:
     from bolide.trainer.trainer import Trainer
@@ -111,6 +112,13 @@ class SpikeDetection(LossGuard):
         self._losses: deque[float] = deque(maxlen=window)
         self._seen = 0
 
+    def start_anew(self) -> None:
+        """No loss has been seen."""
+        super().start_anew()
+        self.bad_batches = []
+        self._losses.clear()
+        self._seen = 0
+
     def is_bad(self, loss: Tensor) -> bool:
         """Whether `loss` is a spike."""
         value = float(loss.detach())
@@ -148,16 +156,28 @@ class SpikeDetection(LossGuard):
         """The end of the fit; the numbers of the batches are written first."""
         batch_idx = self._batch_idx
         self.bad_batches += [batch_idx - 1, batch_idx] if batch_idx > 0 else [batch_idx]
-        if trainer.is_global_zero:
-            data = json.dumps(self.bad_batches, indent=4).encode()
-            io.write_atomically(self.exclude_batches_path, lambda file: file.write(data))
+        listed = ""
+        if not trainer.fast_dev_run:
+            listed = f" Batches to leave out are listed in {self.exclude_batches_path};"
+            if trainer.is_global_zero:
+                self._list_bad_batches()
         recent = ", ".join(f"{value:g}" for value in list(self._losses)[-5:])
         return TrainingSpikeException(
-            f"The loss of batch {batch_idx} of epoch {trainer.current_epoch} is {loss:g}, after {recent}; the update "
-            f"was not applied. Batches to leave out are listed in {self.exclude_batches_path}; "
-            "SpikeDetection(policy='skip') or 'rewind' goes on without them",
+            f"The loss of batch {batch_idx} of epoch {trainer.current_epoch} is {loss:g}, after {recent or 'none'}; "
+            f"the update was not applied.{listed} SpikeDetection(policy='skip') or 'rewind' goes on without them",
             batch_idx,
         )
+
+    def _list_bad_batches(self) -> None:
+        """Adds the batches to those that earlier attempts listed: a run that spiked goes on from before the spike."""
+        path = self.exclude_batches_path
+        try:
+            earlier = json.loads(io.read_bytes(path)) if io.exists(path) else []
+            known = [number for number in earlier if isinstance(number, int)] if isinstance(earlier, list) else []
+            numbers = [*dict.fromkeys([*known, *self.bad_batches])]
+            io.write_atomically(path, lambda file: file.write(json.dumps(numbers, indent=4).encode()))
+        except (OSError, ValueError) as error:  # which must not hide the spike
+            warn(f"SpikeDetection cannot add the batches {self.bad_batches} to {path}: {error}")
 
     def state_dict(self) -> dict[str, Any]:
         """The window, and the batches that were left out."""

@@ -78,6 +78,10 @@ class Timer(Callback):
         self._by_batch = self._duration is not None and self._interval == Interval.step
         self._deadline_s = float("inf")
 
+    def start_anew(self) -> None:
+        """No earlier run is gone on from."""
+        self._offset = 0
+
     def start_time(self, stage: str = RunningStage.TRAINING) -> float | None:
         """When a stage began, in seconds of the monotonic clock; None before it does."""
         return self._start_time[RunningStage(stage)]

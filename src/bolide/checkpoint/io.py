@@ -55,9 +55,15 @@ def is_remote(path: str) -> bool:
 
 
 def local_path(path: str | os.PathLike[str]) -> str:
-    """A local path without its scheme."""
+    """A local path without its scheme, a `~` at its start put in."""
     text = os.fspath(path)
-    return text[len("file://") :] if text.startswith("file://") else text
+    return os.path.expanduser(text[len("file://") :] if text.startswith("file://") else text)
+
+
+def expanded(path: str | os.PathLike[str]) -> str:
+    """A local path with environment variables and `~` put in, without its scheme; URLs stay as they are."""
+    text = os.fspath(path)
+    return text if is_remote(text) else local_path(os.path.expandvars(text))
 
 
 def join(*parts: str) -> str:
@@ -69,7 +75,7 @@ def join(*parts: str) -> str:
 
 def parent(path: str) -> str:
     """The folder of `path`."""
-    return path.rsplit("/", 1)[0] if is_remote(path) else os.path.dirname(os.path.abspath(path))
+    return path.rsplit("/", 1)[0] if is_remote(path) else os.path.dirname(os.path.abspath(local_path(path)))
 
 
 def name_of(path: str) -> str:

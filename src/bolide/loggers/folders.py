@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from argparse import Namespace
 from collections.abc import Mapping
 from enum import Enum
@@ -36,13 +35,13 @@ def next_version(root_dir: str) -> int:
 
 
 def run_folder(save_dir: str, name: str | None, version: int | str) -> str:
-    """save_dir/name/version_N; without a name, that level is missing."""
-    return io.join(root_folder(save_dir, name), version_folder(version))
+    """save_dir/name/version_N; without a name, that level is missing. Environment variables and `~` are put in."""
+    return io.expanded(io.join(root_folder(save_dir, name), version_folder(version)))
 
 
 def root_folder(save_dir: str, name: str | None) -> str:
-    """The folder that holds all versions."""
-    return io.join(save_dir, name) if name else save_dir
+    """The folder that holds all versions. Environment variables and `~` are put in."""
+    return io.expanded(io.join(save_dir, name) if name else save_dir)
 
 
 def as_dict(params: Mapping[str, Any] | Namespace | Any | None) -> dict[str, Any]:
@@ -108,9 +107,3 @@ def with_prefix(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """`metrics` with `prefix` and a dash in front of each name, where there is one; control characters escaped."""
     front = f"{prefix}{JOIN}" if prefix else ""
     return {printable(f"{front}{name}"): value for name, value in metrics.items()}
-
-
-def expanded(path: str | os.PathLike[str]) -> str:
-    """The path with environment variables and `~` put in; URLs stay as they are."""
-    text = os.fspath(path)
-    return text if io.is_remote(text) else os.path.expanduser(os.path.expandvars(text))

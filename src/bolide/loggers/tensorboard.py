@@ -91,10 +91,10 @@ class TensorBoardLogger(FileLogger):
     @property
     def log_dir(self) -> str:
         """The folder of this run's event files."""
-        folder = folders.expanded(folders.run_folder(self._save_dir, self._name, self.version))
+        folder = folders.run_folder(self._save_dir, self._name, self.version)
         if self._sub_dir is None:
             return folder
-        return io.join(folder, folders.expanded(self._sub_dir).lstrip("/"))
+        return io.join(folder, io.expanded(self._sub_dir).lstrip("/"))
 
     @property
     def experiment(self) -> SummaryWriter:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from bolide.callbacks.callback import Callback
+from bolide.checkpoint import io
 from bolide.core import env
 from bolide.core.errors import ConfigError
 from bolide.core.messages import info, said, warn_once
@@ -93,12 +94,15 @@ class GoodputMonitor(Callback):
         self.name = uuid.uuid4().hex[:12]
         folder = self.dirpath or env.get("BOLIDE_RUN_DIR") or trainer.log_dir or trainer.default_root_dir
         self.path, self.earlier = None, []
-        if "://" in folder:
+        if io.is_remote(folder):
             warn_once(f"GoodputMonitor writes to local folders only, not to {folder}; give dirpath.")
             return
-        os.makedirs(folder, exist_ok=True)
-        self.path = os.path.join(folder, ledger.FILE_NAME)
-        self.earlier = ledger.read(self.path)
+        self.path = os.path.join(io.local_path(folder), ledger.FILE_NAME)
+        try:
+            os.makedirs(io.local_path(folder), exist_ok=True)
+            self.earlier = ledger.read(self.path)
+        except OSError as error:
+            self._give_up(error)
         self.write("running")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -191,8 +195,11 @@ class GoodputMonitor(Callback):
         try:
             ledger.append(self.path, ledger.line_of(self.attempt(status)))
         except OSError as error:
-            warn_once(f"The goodput ledger {self.path} cannot be written ({error}); the run goes on without it.")
-            self.path = None
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        warn_once(f"The goodput ledger {self.path} cannot be written ({error}); the run goes on without it.")
+        self.path = None
 
 
 def process_age_s() -> float:

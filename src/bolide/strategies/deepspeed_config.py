@@ -21,7 +21,7 @@ class Argument:
     """One argument: its places in DeepSpeed's configuration (dotted), its default, and what it is.
 
     `kind` is "config" (goes to `places`), "offload" (goes there where that offload is on), "strategy" (the strategy
-    itself does it) or "accepted" (no effect, and why).
+    itself does it), "accepted" (no effect, and why) or "refused" (what is given there is an error).
     """
 
     name: str
@@ -83,11 +83,11 @@ ARGUMENTS: tuple[Argument, ...] = (
     ),
     Argument("load_full_weights", False, kind="accepted", note="files hold whole tensors, and always load so"),
     Argument("exclude_frozen_parameters", False, kind="strategy", note="leaves them out of the files"),
-    Argument("accelerator", None, kind="accepted", note="the trainer's decides"),
-    Argument("parallel_devices", None, kind="accepted", note="the trainer's `devices` decide"),
+    Argument("accelerator", None, kind="refused", note="an error: the trainer's decides"),
+    Argument("parallel_devices", None, kind="refused", note="an error: the trainer's `devices` decide"),
     Argument("cluster_environment", None, kind="strategy"),
     Argument("checkpoint_io", None, kind="strategy"),
-    Argument("precision_plugin", None, kind="accepted", note="give the precision to the trainer"),
+    Argument("precision_plugin", None, kind="refused", note="an error: give the precision to the trainer"),
     Argument("process_group_backend", None, kind="strategy"),
     Argument("timeout", None, kind="strategy"),
     Argument("start_method", None, kind="strategy"),

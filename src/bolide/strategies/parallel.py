@@ -33,11 +33,11 @@ class ParallelStrategy(Strategy):
     """Several processes, one for each device.
 
     Args:
-        accelerator: accepted; the trainer's decides.
-        parallel_devices: accepted; the trainer's `devices` decide.
+        accelerator: None; an error where it is given, as the trainer's decides.
+        parallel_devices: None; an error where they are given, as the trainer's `devices` decide.
         cluster_environment: who started the processes, where that is not found by itself.
         checkpoint_io: writes and reads checkpoints.
-        precision_plugin: accepted; give it to the trainer.
+        precision_plugin: None; an error where it is given, as the trainer's precision decides.
         process_group_backend: torch's name; default: gloo, with NCCL beside it on CUDA.
         timeout: how long a collective may wait.
         start_method: "popen" (the script is run again; forked where there is none), "spawn" or "fork".
@@ -68,8 +68,13 @@ class ParallelStrategy(Strategy):
             wrong.append(f"{name}(start_method={start_method!r}) must be 'popen', 'spawn' or 'fork'")
         if uneven not in UNEVEN:
             wrong.append(f"{name}(uneven={uneven!r}) must be 'stop' or 'join'")
-        if precision_plugin is not None:
-            wrong.append(f"{name}(precision_plugin=...) has no effect: write Trainer(precision=...) or plugins=[...]")
+        for argument, value, instead in (
+            ("accelerator", accelerator, "Trainer(accelerator=...)"),
+            ("parallel_devices", parallel_devices, "Trainer(devices=...)"),
+            ("precision_plugin", precision_plugin, "Trainer(precision=...) or plugins=[...]"),
+        ):
+            if value is not None:
+                wrong.append(f"{name}({argument}=...) has no effect: write {instead}")
         if timeout is not None and timeout.total_seconds() <= 0:
             wrong.append(f"{name}(timeout={timeout!r}) must be above zero")
         if wrong:

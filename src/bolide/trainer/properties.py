@@ -322,7 +322,7 @@ class TrainerProperties(metaclass=RemovedNames):
     def default_root_dir(self) -> str:
         """Where files go."""
         root = self._default_root_dir
-        return root if io.is_remote(root) else os.path.normpath(os.path.expanduser(root))
+        return root if io.is_remote(root) else os.path.normpath(io.local_path(root))
 
     @property
     def log_dir(self) -> str | None:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from bolide.callbacks.checkpoint import Checkpoint
 from bolide.callbacks.lr_monitor import LearningRateMonitor
 from bolide.callbacks.model_summary import ModelSummary
+from bolide.callbacks.preemption import PreemptionWatch
 from bolide.callbacks.progress import ProgressBar
 from bolide.callbacks.step_record import StepRecord
 from bolide.callbacks.timer import Timer
@@ -29,7 +30,9 @@ from bolide.data.position import generator_states, set_generator_states
 from bolide.monitor.goodput import GoodputMonitor
 from bolide.seed import isolate_rng
 
-LEFT_OUT = (Checkpoint, GoodputMonitor, LearningRateMonitor, ModelSummary, ProgressBar, StepRecord, Timer)
+LEFT_OUT = (
+    Checkpoint, GoodputMonitor, LearningRateMonitor, ModelSummary, PreemptionWatch, ProgressBar, StepRecord, Timer,
+)  # fmt: skip
 """Callbacks that have no part in what a step computes."""
 
 
@@ -212,10 +215,10 @@ def compute(trainer: Any, step: int, module: Any, train: Any, val: Any, datamodu
         made = type(trainer)(**{
             **{field.name: getattr(trainer.config, field.name) for field in fields(RunConfig)},
             "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
-            "callbacks": [*copy.deepcopy(callbacks), record], "num_sanity_val_steps": 0,
+            "callbacks": [*copied(callbacks), record], "num_sanity_val_steps": 0,
             "max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps, "max_time": None,
         })  # fmt: skip
-        module, datamodule = copy.deepcopy(module), copy.copy(datamodule)
+        (module,), datamodule = copied([module]), copy.copy(datamodule)
         reached, start = 0, None
         steps = made.steps(module, train, val, datamodule, ckpt_path=path)
         for progress in steps:
@@ -229,6 +232,25 @@ def compute(trainer: Any, step: int, module: Any, train: Any, val: Any, datamodu
         f"trainer.replay_step({step}): going on from {path!r}, the run ended at step {reached}. The step must be one "
         "that this trainer's limits (max_epochs, max_steps) allow"
     )
+
+
+def copied(originals: list[Any]) -> list[Any]:
+    """Copies, which share what the originals share.
+
+    Raises:
+        MisconfigurationException: one of them holds what cannot be copied.
+    """
+    known: dict[int, Any] = {}
+    copies = []
+    for one in originals:
+        try:
+            copies.append(copy.deepcopy(one, known))
+        except (TypeError, RuntimeError) as error:  # locks, open files; tensors within a graph
+            raise MisconfigurationException(
+                f"trainer.replay_step computes with a copy, and {type(one).__name__} cannot be copied: {error}. Give "
+                "the class a __deepcopy__, or keep such objects out of it"
+            ) from error
+    return copies
 
 
 def compare(

@@ -190,7 +190,7 @@ class Trainer(TrainerProperties):
         self.datamodule: LightningDataModule | None = None
         self._default_root_dir = os.fspath(self.config.default_root_dir or os.getcwd())
         build.set_process_flags(self.config)
-        self._loggers = build.make_loggers(self.config, self._default_root_dir)
+        self._loggers = build.make_loggers(self.config, self.default_root_dir)
         self._log = self._new_log()
         self._callbacks: WatchedList[Callback] = WatchedList([], self._bump)
         self.callbacks = build.make_callbacks(self.config, parts.added_callbacks)
@@ -352,14 +352,14 @@ class Trainer(TrainerProperties):
         refuse_unpickling(weights_only, "fit")
         module = checked_module(self, model, "fit", ("training_step",))
         train, datamodule = split_data("fit", train, datamodule, "train_dataloaders", val)
-        another = self._fitted is not None and self._fitted() is not module
-        if another and not self.config.switches.refit_continues_counters:
-            self.progress = Progress()
         if self._run is not None and self._run.live:
             raise MisconfigurationException(
                 "trainer.fit was called while this trainer runs already (trainer.steps that is not ended, or a hook of "
                 "a run); end that first, or make another Trainer"
             )
+        another = self._fitted is not None and self._fitted() is not module
+        if another and not self.config.switches.refit_continues_counters:
+            self._start_anew()
         self._start_ranks()
         if self._endless and self.max_epochs == 1000:
             warn_once("max_epochs was not given: training ends after 1000 epochs. Write Trainer(max_epochs=...).")
@@ -388,6 +388,14 @@ class Trainer(TrainerProperties):
         found_nothing = ckpt_path is not None and self.ckpt_path is None
         run.starts_over = found_nothing and not follows_a_finished_run(self)
         return run, self.ckpt_path
+
+    def _start_anew(self) -> None:
+        """Another module is trained: from the start, and nothing that callbacks know of the one before is its own."""
+        self.progress = Progress()
+        for callback in self._callbacks:
+            start_anew = getattr(callback, "start_anew", None)  # callbacks of Lightning have none
+            if start_anew is not None:
+                start_anew()
 
     def _open(
         self, fn: str, model: Any, loaders: Any, datamodule: Any, ckpt_path: Any, weights_only: bool | None

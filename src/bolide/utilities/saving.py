@@ -13,6 +13,7 @@ from bolide.checkpoint import io
 from bolide.checkpoint.modules import read_hparams_file
 from bolide.checkpoint.plain import plain_hparams
 from bolide.core.errors import CheckpointError
+from bolide.secrets import hide
 
 __all__ = ["load_hparams_from_tags_csv", "load_hparams_from_yaml", "save_hparams_to_yaml"]
 
@@ -38,7 +39,7 @@ def load_hparams_from_tags_csv(tags_csv: str | os.PathLike[str]) -> dict[str, An
 def save_hparams_to_yaml(
     config_yaml: str | os.PathLike[str], hparams: Mapping[str, Any] | Namespace, use_omegaconf: bool = True
 ) -> None:
-    """Writes hyperparameters as YAML: plain data only; other values are left out with a warning.
+    """Writes hyperparameters as YAML: plain data only, secrets as "***"; other values are left out with a warning.
 
     Raises:
         CheckpointError: the folder does not exist.
@@ -47,5 +48,5 @@ def save_hparams_to_yaml(
     if not io.is_dir(folder):
         raise CheckpointError(f"The folder {folder!r} of {os.fspath(config_yaml)!r} does not exist.")
     plain, _ = plain_hparams(vars(hparams) if isinstance(hparams, Namespace) else hparams)
-    text = yaml.safe_dump(plain)
+    text = yaml.safe_dump(hide(plain))
     io.write_atomically(config_yaml, lambda file: file.write(text.encode()))
