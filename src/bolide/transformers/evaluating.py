@@ -26,7 +26,7 @@ from bolide.transformers.evaluation import (
     mapped,
     numbers,
 )
-from bolide.transformers.loss import base_of
+from bolide.transformers.loss import base_of, shares
 from bolide.transformers.optimizers import averaged
 from bolide.transformers.state import EvalLoopOutput, EvalPrediction, PredictionOutput
 
@@ -79,13 +79,11 @@ class Evaluating:
             metric_key_prefix: put before each metric's name.
         """
         trainer: Any = self
-        given = eval_dataset if eval_dataset is not None else self.eval_dataset
-        if isinstance(given, Mapping):
+        several = self._several_datasets(eval_dataset)
+        if several is not None:
             found: dict[str, float] = {}
-            for name, one in given.items():
-                found |= self.evaluate(
-                    one if eval_dataset is not None else name, ignore_keys, f"{metric_key_prefix}_{name}"
-                )
+            for name, one in several.items():
+                found |= self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}")
             return found
         loader = self.get_eval_dataloader(eval_dataset)  # type: ignore[attr-defined]
         trainer._tell_callbacks_of(eval_dataloader=loader)
@@ -98,6 +96,13 @@ class Evaluating:
         self.control.should_evaluate = False
         trainer._tell("on_evaluate", metrics=metrics)
         return metrics
+
+    def _several_datasets(self, eval_dataset: Any) -> dict[str, Any] | None:
+        """By name, what `evaluate` is given for each of several datasets; None where there is one."""
+        if isinstance(eval_dataset, Mapping):
+            return dict(eval_dataset)
+        own = self.eval_dataset
+        return {name: name for name in own} if eval_dataset is None and isinstance(own, Mapping) else None
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
@@ -252,7 +257,9 @@ class Evaluating:
         with torch.no_grad():
             if has_labels or without_labels:
                 with trainer.compute_loss_context_manager():
-                    loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True)
+                    loss, outputs = trainer.compute_loss(
+                        model, inputs, return_outputs=True, **self._count_for_loss(inputs)
+                    )
                 rest = self._beside_loss(loss, outputs)
                 loss = loss.detach().mean()
                 ignore = [*ignore_keys, "loss"]
@@ -267,6 +274,13 @@ class Evaluating:
             rest = tuple(value for name, value in outputs.items() if name not in ignore)
         logits = mapped(tuple(value for value in rest if is_array(value)), detached)
         return loss, logits[0] if len(logits) == 1 else (logits or None), labels
+
+    def _count_for_loss(self, inputs: Any) -> dict[str, Any]:
+        """The labels that count in a batch, for a loss that is given their number in training, too."""
+        trainer: Any = self
+        if not trainer._passes_count:
+            return {}
+        return {"num_items_in_batch": shares([inputs], trainer._shifts_labels)[1]}
 
     def _beside_loss(self, loss: Tensor, outputs: Any) -> Any:
         """What a model gave that is no mapping, without the loss: a tuple begins with it where the model had labels."""
