@@ -575,3 +575,19 @@ def rates_of_ones_own_after_a_resume(door, out):
     trainer = with_two_rates(door, out)
     trainer.train(resume_from_checkpoint=f"{out}/checkpoint-6")
     return trainer, [group["initial_lr"] for group in trainer.optimizer.param_groups]
+
+
+@script
+def a_loss_by_the_count_in_training_and_evaluation(door, out):
+    def loss(outputs, labels, num_items_in_batch=None):
+        logits = outputs["logits"].flatten(0, 1)
+        total = torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum", ignore_index=-100)
+        return total / num_items_in_batch
+
+    args = arguments(door, out, gradient_accumulation_steps=2, per_device_train_batch_size=2, eval_strategy="epoch")
+    trainer = door.Trainer(
+        gpt2(), args, train_dataset=texts(padded=True), eval_dataset=texts(5, padded=True, seed=1),
+        compute_loss_func=loss,
+    )  # fmt: skip
+    trainer.train()
+    return trainer

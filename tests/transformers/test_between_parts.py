@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import bolide.transformers as door
 from bolide.core.errors import UserCodeError
 from bolide.transformers.state import read_state
-from tests.transformers.models import Net, accuracy, points
+from tests.transformers.models import Net, Rows, accuracy, points, t5, texts
 from tests.transformers.scripts import arguments
 
 pytest.importorskip("transformers")
@@ -256,3 +256,63 @@ def test_metrics_that_are_arrays_are_kept(tmp_path):
     (line,) = [x for x in read_state(str(tmp_path / "checkpoint-6" / "trainer_state.json"))["log_history"]
                if "eval_f1" in x]  # fmt: skip
     assert line["eval_f1"] == [0.25, 0.5] and line["eval_all"] == 0.5
+
+
+# ---------------------------------------------------------------------- going on with other batches
+
+
+class Read(Rows):
+    """Rows that note which of them are read."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(**rows.columns)
+        self.read: list[int] = []
+
+    def __getitem__(self, i: int) -> Any:
+        self.read.append(i)
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "step"), [((4, 1), (2, 2), 4), ((2, 2), (4, 1), 4), ((4, 2), (2, 4), 2), ((2, 4), (4, 2), 4)]
+)
+def test_a_step_of_as_many_samples_goes_on_behind_the_same_samples(tmp_path, recwarn, before, now, step):
+    def run(batch: tuple[int, int], resume: str | None) -> tuple[Any, list[int]]:
+        data = Read(points())
+        args = arguments(
+            door, str(tmp_path), save_strategy="steps", save_steps=1, per_device_train_batch_size=batch[0],
+            gradient_accumulation_steps=batch[1],
+        )  # fmt: skip
+        one = door.Trainer(Net(0.0), args, train_dataset=data)
+        one.train(resume_from_checkpoint=resume)
+        return one, data.read
+
+    whole, read = run(before, None)
+    again, read_again = run(now, str(tmp_path / f"checkpoint-{step}"))
+    assert read_again == read[step * before[0] * before[1] :]
+    assert again.state.global_step == whole.state.global_step and again.state.epoch == 2.0
+    assert all(
+        torch.allclose(a, b, atol=1e-5) for a, b in zip(weights_of(whole.model), weights_of(again.model), strict=True)
+    )
+    assert not [warning for warning in recwarn if "position" in str(warning.message)]
+
+
+def test_a_step_of_other_samples_is_told_of(tmp_path):
+    trainer(tmp_path, save_strategy="steps", save_steps=3).train()
+    with pytest.warns(UserWarning, match="steps were of 4 samples, and those of now are of 8"):
+        trainer(tmp_path, per_device_train_batch_size=8).train(str(tmp_path / "checkpoint-3"))
+
+
+# ---------------------------------------------------------------------- several datasets
+
+
+def test_what_goes_to_generate_goes_there_for_each_dataset(tmp_path):
+    args = arguments(door, str(tmp_path), "Seq2SeqTrainingArguments", predict_with_generate=True)
+    one = door.Seq2SeqTrainer(
+        t5(), args, eval_dataset={"a": texts(6, 3), "b": texts(5, 3)},
+        compute_metrics=lambda prediction: {"width": prediction.predictions.shape[1]},
+    )  # fmt: skip
+    found = one.evaluate(max_new_tokens=3)
+    assert (found["eval_a_width"], found["eval_b_width"]) == (4, 4)
+    found = one.evaluate({"c": texts(4, 3)}, metric_key_prefix="more", max_new_tokens=5)
+    assert found["more_c_width"] == 6

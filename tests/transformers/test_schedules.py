@@ -57,6 +57,19 @@ def test_arguments_that_a_schedule_does_not_take():
             get_scheduler(name, optimizer, 0, 10, options)
 
 
+def test_warmup_as_long_as_all_steps():
+    """Where the original divides by zero."""
+    for name in ("linear", "cosine", "polynomial"):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        schedule = get_scheduler(name, optimizer, 4, 4)
+        rates = []
+        for _ in range(4):
+            optimizer.step()
+            schedule.step()
+            rates.append(optimizer.param_groups[0]["lr"])
+        assert rates[:3] == pytest.approx([0.025, 0.05, 0.075]) and 0 <= rates[3] <= 0.1
+
+
 def test_which_parameters_decay(tmp_path):
     class RMSNorm(torch.nn.Module):
         def __init__(self):

@@ -82,14 +82,13 @@ class Evaluating:
         """
         trainer: Any = self
         trainer._memory.start("eval")
-        given = eval_dataset if eval_dataset is not None else self.eval_dataset
-        if isinstance(given, Mapping):
+        several = self._several_datasets(eval_dataset)
+        if several is not None:
             found: dict[str, float] = {}
-            for name, one in given.items():
-                found |= self.evaluate(
-                    one if eval_dataset is not None else name, ignore_keys, f"{metric_key_prefix}_{name}"
-                )
+            for name, one in several.items():
+                found |= self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}")
             return found
+        given = eval_dataset if eval_dataset is not None else self.eval_dataset
         loader = self.get_eval_dataloader(given)  # type: ignore[attr-defined]
         trainer._tell_callbacks_of(eval_dataloader=loader)
         started_s = time.time()
@@ -102,6 +101,13 @@ class Evaluating:
         self.control.should_evaluate = False
         trainer._tell("on_evaluate", metrics=metrics)
         return metrics | trainer._memory.stop("eval")
+
+    def _several_datasets(self, eval_dataset: Any) -> dict[str, Any] | None:
+        """By name, what `evaluate` is given for each of several datasets; None where there is one."""
+        if isinstance(eval_dataset, Mapping):
+            return dict(eval_dataset)
+        own = self.eval_dataset
+        return {name: name for name in own} if eval_dataset is None and isinstance(own, Mapping) else None
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"

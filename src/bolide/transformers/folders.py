@@ -308,6 +308,8 @@ class FolderFormat:
                 raise CheckpointError(
                     f"{path!r} was saved by {before} process(es), and there are {now}: {error}"
                 ) from None
+        elif os.path.isfile(own):
+            checkpoint["bolide"] = moving.for_batches_of_now(checkpoint["bolide"], self.owner)
         if self.owner.args.ignore_data_skip:
             begin_epoch_anew(checkpoint["bolide"])
         optimizer = os.path.join(path, OPTIMIZER_NAME)

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint folder with another number of processes, where an optimizer step keeps its samples.
+"""Going on from a checkpoint folder with other processes or batches, where an optimizer step keeps its samples.
 
 A batch of the engine is one optimizer step here, so the counts of a run stay; what changes is how many batches each
 process takes for a step, and whose random states it has. Who calls: folders.py.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bolide.core.messages import info
+from bolide.core.messages import info, warn
 from bolide.data.position import generator_states
 from bolide.engine.elastic import PER_RANK
 from bolide.transformers.data import Windows
@@ -46,6 +46,31 @@ def for_processes_of_now(own: dict[str, Any], owner: Any) -> dict[str, Any]:
     return {
         **own, **ranks[args.process_index], "ranks": ranks, "world_size": args.world_size,
         "data_size": args.world_size,
+    }  # fmt: skip
+
+
+def for_batches_of_now(own: dict[str, Any], owner: Any) -> dict[str, Any]:
+    """The engine's own state as it goes on with batches of now: as many processes, maybe other windows of batches."""
+    before, now = own.get(SAMPLES), owner.get_total_train_batch_size()
+    data, steps = own["data"], own["progress"]["batch"]
+    if before not in (None, now):
+        warn(
+            f"The checkpoint's optimizer steps were of {before} samples, and those of now are of {now}: training goes "
+            f"on behind as many steps as were done, to the {owner.state.max_steps} of now, so that samples are trained "
+            "on twice, or left out. Change per_device_train_batch_size or gradient_accumulation_steps so that a step "
+            "keeps its samples."
+        )
+    if data is None or data["position"] is None or before != now:
+        return own
+    windowed, saved = isinstance(owner._engine_loader, Windows), data["position"]["readers"][0]
+    place = saved.get("loader")
+    was_windowed = isinstance(place, dict) and set(place) == {"reader", "taken"}
+    if was_windowed == windowed and (not windowed or place["taken"] == steps * owner.args.gradient_accumulation_steps):
+        return own
+    parts = own.get("ranks") or []
+    return {
+        **own, "data": _data_of_now(data, steps, owner),
+        "ranks": [{**part, "data": _data_of_now(part["data"], steps, owner)} for part in parts],
     }  # fmt: skip
 
 

@@ -125,7 +125,7 @@ def _polynomial(warmup: int, total: int, base: float, lr_end: float = 1e-7, powe
             return step / max(1, warmup)
         if step > total:
             return lr_end / base
-        left = 1 - (step - warmup) / (total - warmup)
+        left = 1 - _done(step, warmup, total)
         return ((base - lr_end) * left**power + lr_end) / base
 
     return factor

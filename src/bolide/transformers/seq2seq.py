@@ -58,6 +58,12 @@ class Seq2SeqTrainer(Trainer):
         **gen_kwargs: Any,
     ) -> dict[str, float]:
         """As of Trainer; more keywords go to `generate`."""
+        several = self._several_datasets(eval_dataset)
+        if several is not None:
+            found: dict[str, float] = {}
+            for name, one in several.items():
+                found |= self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}", **gen_kwargs)
+            return found
         self._gen_kwargs = self._generating(gen_kwargs)
         return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
@@ -96,7 +102,7 @@ class Seq2SeqTrainer(Trainer):
             loss = None
             if labels is not None:
                 with self.compute_loss_context_manager():
-                    loss = self.compute_loss(model, inputs).detach().mean()
+                    loss = self.compute_loss(model, inputs, **self._count_for_loss(inputs)).detach().mean()
         length = self._length(config, options)
         generated = self._pad_tensors_to_max_len(generated, length)
         return loss, detached(generated), None if labels is None else self._pad_tensors_to_max_len(labels, length)
