@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from types import SimpleNamespace
@@ -434,6 +435,16 @@ def test_only_so_many_checkpoints_are_kept(tmp_path):
         "checkpoint-10", "checkpoint-12"
     ]  # fmt: skip
     assert door.get_last_checkpoint(str(tmp_path)).endswith("checkpoint-12")
+
+
+def test_checkpoints_of_an_earlier_run_in_the_folder_go_first(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "bolide")
+    trainer(tmp_path, save_strategy="epoch", per_device_train_batch_size=2).train()
+    assert "starts anew" not in caplog.text
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-12", "checkpoint-24"]
+    trainer(tmp_path, save_strategy="steps", save_steps=2, num_train_epochs=1, save_total_limit=2).train()
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-4", "checkpoint-6"]
+    assert "which holds checkpoint-24 of an earlier run" in caplog.text
 
 
 def test_the_tokenizer_is_saved_with_the_model(tmp_path):

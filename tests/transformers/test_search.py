@@ -69,7 +69,7 @@ def test_pruning_and_the_default_objective(tmp_path):
 
 def test_several_directions_give_the_pareto_front(tmp_path):
     found = trainer(tmp_path).hyperparameter_search(
-        space, lambda m: [m["eval_loss"], m["eval_accuracy"]], n_trials=4, direction=["minimize", "maximize"]
+        space, lambda m: [m["eval_loss"], m["eval_accuracy"]], n_trials=4, directions=["minimize", "maximize"]
     )
     assert 1 <= len(found) <= 4
     assert all(len(run.objective) == 2 and run.checkpoint for run in found)
@@ -125,3 +125,17 @@ def test_names_of_trials_and_memory(tmp_path):
     assert os.path.basename(os.path.dirname(best.checkpoint)).startswith("trial-")
     assert one.optimizer is None
     assert isinstance(one.model, torch.nn.Module)
+
+
+def test_a_second_search_in_the_same_folder_finds_its_own_checkpoints(tmp_path):
+    settings = {"load_best_model_at_end": False, "save_total_limit": 1}
+    slow = trainer(tmp_path, **settings).hyperparameter_search(
+        {"per_device_train_batch_size": [2]}, loss, n_trials=1, sampler="grid"
+    )
+    assert slow.checkpoint is not None and slow.checkpoint.endswith("checkpoint-24")
+    with pytest.warns(UserWarning, match="holds checkpoints of an earlier search"):
+        fast = trainer(tmp_path, **settings).hyperparameter_search(
+            {"per_device_train_batch_size": [8]}, loss, n_trials=1, sampler="grid"
+        )
+    assert fast.checkpoint is not None and fast.checkpoint.endswith("checkpoint-6")
+    assert os.listdir(os.path.dirname(fast.checkpoint)) == ["checkpoint-6"]

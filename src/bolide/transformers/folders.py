@@ -167,14 +167,15 @@ def recover(output_dir: str) -> None:
             io.remove(part)
 
 
-def rotate(output_dir: str, limit: int | None, best: str | None, final: bool = False) -> None:
+def rotate(output_dir: str, limit: int | None, best: str | None, step: int, final: bool = False) -> None:
     """Removes the oldest checkpoints beyond `limit`; the newest and the best one stay.
 
-    With a limit of one, both stay until the end of training, and then the best one only.
+    With a limit of one, both stay until the end of training, and then the best one only. Folders beyond the `step` at
+    which the run stands are those of an earlier run, and go first.
     """
     if limit is None:
         return
-    found = sort_checkpoints(output_dir, best)
+    found = sorted(sort_checkpoints(output_dir, best), key=lambda path: step_of(path) <= step)
     kept = {os.path.abspath(path) for path in found[-1:]} | ({os.path.abspath(best)} if best is not None else set())
     if final and limit == 1 and best is not None:
         kept = {os.path.abspath(best)}

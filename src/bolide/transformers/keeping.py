@@ -277,7 +277,7 @@ class Keeping:
         # all processes hand in their state, and the first one writes
         trainer._engine.save_checkpoint(folder, weights_only=args.save_only_model)
         if args.should_save:
-            rotate(self._run_dir(), args.save_total_limit, run.best_model_checkpoint)
+            rotate(self._run_dir(), args.save_total_limit, run.best_model_checkpoint, run.global_step)
         collectives.barrier()  # nobody looks for a folder that is on its way
         return folder
 

@@ -80,6 +80,7 @@ def hyperparameter_search(
         ConfigError: lists everything that is wrong.
         MissingPackageError: optuna is not installed.
     """
+    direction = options.pop("directions", None) or direction  # optuna's name for more than one
     directions = [direction] if isinstance(direction, str) else list(direction)
     wrong = [f"hyperparameter_search has no argument {name!r}; there are {', '.join(KNOWN)}" for name in options
              if name not in KNOWN]  # fmt: skip
@@ -164,12 +165,23 @@ def _each(catch: Any) -> tuple[Any, ...]:
 
 
 def _place_of(trainer: Any, trial: Trial) -> bool | None:
-    """True where a trial goes on that a lost process had begun; one that may have to finds no other's checkpoints."""
-    if trial.can_go_on and not trial.goes_on:
+    """True where a trial goes on that a lost process had begun; one that begins finds no other's checkpoints."""
+    if not trial.goes_on:
         trainer._trial = trial
-        for folder in checkpoints_in(trainer._run_dir()):
-            io.remove(folder)
+        collectives.on_rank_zero(lambda: _clear(trainer._run_dir(), trial))
     return trial.goes_on or None
+
+
+def _clear(folder: str, trial: Trial) -> None:
+    """Removes the checkpoints in a trial's folder: the newest one there would be taken for its own."""
+    found = checkpoints_in(folder)
+    if found and not trial.can_go_on:
+        warn(
+            f"{folder!r} holds checkpoints of an earlier search, or of a trial that was cut short; those of trial "
+            f"{trial.number} take their place."
+        )
+    for path in found:
+        io.remove(path)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from bolide.transformers.adapter import Adapter, Bridge
 from bolide.transformers.arguments import TrainingArguments
 from bolide.transformers.data import windows
 from bolide.transformers.evaluating import Evaluating
-from bolide.transformers.folders import FolderFormat, get_last_checkpoint, rotate
+from bolide.transformers.folders import FolderFormat, checkpoints_in, get_last_checkpoint, rotate
 from bolide.transformers.keeping import Keeping, counts_parameters
 from bolide.transformers.losses import LossRecord
 from bolide.transformers.making import Making
@@ -407,6 +407,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
 
     def _folder_to_go_on_from(self, resume: Any) -> str | None:
         if resume is None or resume is False:
+            self._tell_of_earlier_checkpoints()
             return None
         if resume is True or resume in ("auto", "True", "true"):
             folder = collectives.on_rank_zero(lambda: get_last_checkpoint(self._run_dir()))
@@ -417,6 +418,18 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         if not os.path.isdir(path):
             raise CheckpointNotFoundError(f"resume_from_checkpoint={path!r}: there is no such folder.{beside(path)}")
         return path
+
+    def _tell_of_earlier_checkpoints(self) -> None:
+        """Says that a run which starts anew shares its folder with checkpoints that a resume would take for its own."""
+        if self.args.save_strategy == "no" or not self.args.should_save:
+            return
+        found = checkpoints_in(self._run_dir())
+        if found:
+            info(
+                f"Training starts anew in {self._run_dir()!r}, which holds {os.path.basename(found[-1])} of an earlier "
+                "run. resume_from_checkpoint=True goes on from the highest number there: remove it, write another "
+                "output_dir, or train(resume_from_checkpoint=True) to go on."
+            )
 
     def _take_state(self, folder: str) -> None:
         """Takes over the record of a checkpoint; what the arguments say now holds, and what changed is told."""
@@ -494,7 +507,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         self.log(figures)
         if args.should_save and args.save_strategy != "no":
             best = run.best_model_checkpoint if args.load_best_model_at_end else None
-            rotate(self._run_dir(), args.save_total_limit, best, final=True)
+            rotate(self._run_dir(), args.save_total_limit, best, run.global_step, final=True)
         self._tell("on_train_end")
         if args.push_to_hub:
             self._finish_current_push()
