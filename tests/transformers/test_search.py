@@ -71,7 +71,7 @@ def test_pruning_and_the_default_objective(tmp_path):
 
 def test_several_directions_give_the_pareto_front(tmp_path):
     found = trainer(tmp_path).hyperparameter_search(
-        space, lambda m: [m["eval_loss"], m["eval_accuracy"]], n_trials=4, direction=["minimize", "maximize"]
+        space, lambda m: [m["eval_loss"], m["eval_accuracy"]], n_trials=4, directions=["minimize", "maximize"]
     )
     assert 1 <= len(found) <= 4
     assert all(len(run.objective) == 2 and run.checkpoint for run in found)
@@ -208,3 +208,16 @@ def test_the_checkpoint_is_of_this_search(tmp_path):
 def test_a_search_without_a_value_says_so(tmp_path):
     with pytest.raises(UserCodeError, match="of its 2 trials none came to a value"):
         trainer(tmp_path, num_train_epochs=1).hyperparameter_search(space, lambda metrics: float("nan"), n_trials=2)
+
+
+def test_a_second_search_in_the_same_folder_finds_its_own_checkpoints(tmp_path):
+    settings = {"load_best_model_at_end": False, "save_total_limit": 1}
+    slow = trainer(tmp_path, **settings).hyperparameter_search(
+        {"per_device_train_batch_size": [2]}, loss, n_trials=1, sampler="grid"
+    )
+    assert slow.checkpoint is not None and slow.checkpoint.endswith("checkpoint-24")
+    fast = trainer(tmp_path, **settings).hyperparameter_search(
+        {"per_device_train_batch_size": [8]}, loss, n_trials=1, sampler="grid"
+    )
+    assert fast.checkpoint is not None and fast.checkpoint.endswith("checkpoint-6")
+    assert os.listdir(os.path.dirname(fast.checkpoint)) == ["checkpoint-6"]

@@ -269,9 +269,7 @@ class Evaluating:
         loss = None
         with torch.no_grad():
             if has_labels or without_labels:
-                count = {}
-                if trainer._passes_count:  # a loss that divides by it does so here, too
-                    count["num_items_in_batch"] = trainer._get_num_items_in_batch([inputs], self.args.device)
+                count = self._count_for_loss(inputs)
                 with trainer.compute_loss_context_manager():
                     loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, **count)
                 rest = self._beside_loss(loss, outputs)
@@ -288,6 +286,13 @@ class Evaluating:
             rest = tuple(value for name, value in outputs.items() if name not in ignore)
         logits = mapped(tuple(value for value in rest if is_array(value)), detached)
         return loss, logits[0] if len(logits) == 1 else (logits or None), labels
+
+    def _count_for_loss(self, inputs: Any) -> dict[str, Any]:
+        """The labels that count in a batch, for a loss that is given their number in training, too."""
+        trainer: Any = self
+        if not trainer._passes_count:
+            return {}
+        return {"num_items_in_batch": trainer._get_num_items_in_batch([inputs], self.args.device)}
 
     def _beside_loss(self, loss: Tensor, outputs: Any) -> Any:
         """What a model gave that is no mapping, without the loss: a tuple begins with it where the model had labels."""

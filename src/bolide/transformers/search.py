@@ -84,6 +84,7 @@ def hyperparameter_search(
         ConfigError: lists everything that is wrong.
         MissingPackageError: optuna is not installed.
     """
+    direction = options.pop("directions", None) or direction  # optuna's name for more than one
     directions = [direction] if isinstance(direction, str) else list(direction)
     wrong = [f"hyperparameter_search has no argument {name!r}; there are {', '.join(KNOWN)}" for name in options
              if name not in KNOWN]  # fmt: skip

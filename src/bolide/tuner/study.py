@@ -22,6 +22,7 @@ from tqdm import tqdm
 from bolide.core.errors import ConfigError, MissingPackageError, UserCodeError, did_you_mean
 from bolide.core.messages import info
 from bolide.launch.ray_cluster import require_ray
+from bolide.tuner.ray_space import chosen, is_of_ray
 from bolide.tuner.trial import PrunedError, Trial
 
 Space = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
@@ -54,7 +55,7 @@ def suggest(ask: Any, space: Space) -> dict[str, Any]:
     """Chooses settings out of a space.
 
     A space is a function of optuna's trial, or a dictionary: a list is a choice, (low, high) a range of whole or real
-    numbers, (low, high, "log") one on a logarithmic scale.
+    numbers, (low, high, "log") one on a logarithmic scale. In both, entries may be those of Ray Tune.
 
     Raises:
         ConfigError: something else.
@@ -63,7 +64,7 @@ def suggest(ask: Any, space: Space) -> dict[str, Any]:
         found = space(ask)
         if not isinstance(found, Mapping):
             raise ConfigError(f"the space returned a {type(found).__name__}; return a dictionary of settings")
-        return {name: _plain(value) for name, value in found.items()}
+        return {name: chosen(ask, name, entry) if is_of_ray(entry) else _plain(entry) for name, entry in found.items()}
     return {name: _one(ask, name, entry) for name, entry in space.items()}
 
 
@@ -73,6 +74,8 @@ def _plain(value: Any) -> Any:
 
 
 def _one(ask: Any, name: str, entry: Any) -> Any:
+    if is_of_ray(entry):
+        return chosen(ask, name, entry)
     if isinstance(entry, list):
         return ask.suggest_categorical(name, entry)
     if isinstance(entry, tuple) and len(entry) in (2, 3) and all(_is_number(x) for x in entry[:2]):
