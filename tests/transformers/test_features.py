@@ -335,6 +335,41 @@ def test_the_accelerator_s_names(tmp_path):
         pass
 
 
+def test_the_accelerator_s_names_have_the_original_s_values(tmp_path):
+    """On one process, as a Trainer of transformers has made it; and the parts of a list for each of several."""
+    from accelerate.state import PartialState
+
+    from bolide.transformers.accelerator import part_of
+
+    def values(package: Any) -> dict[str, Any]:
+        args = arguments(package, str(tmp_path), accelerator_config={"split_batches": True})
+        own = package.Trainer(Net(), args).accelerator
+        names = ("use_distributed", "multi_device", "is_fsdp2", "deepspeed_plugin", "scaler", "native_amp",
+                 "should_save_model", "split_batches", "dispatch_batches", "even_batches", "mixed_precision",
+                 "optimizer_step_was_skipped", "num_processes", "is_last_process", "sync_gradients")  # fmt: skip
+        found = {name: getattr(own, name) for name in names}
+        found["said"] = [own.on_last_process(lambda: 1)(), own.on_process(lambda: 2, process_index=0)(), own.clear(3)]
+        with own.split_between_processes([1, 2, 3]) as found["part"], own.accumulate(Net()):
+            own.set_trigger()
+        found["flags"] = own.check_trigger(), own.check_trigger()
+        found["sum"] = float(own.reduce(torch.ones(2), scale=2.0).sum())
+        own.save({"a": torch.ones(2)}, str(tmp_path / "a.safetensors"), safe_serialization=True)
+        return found
+
+    assert values(door) == values(theirs)
+    partial = PartialState()
+    kept = dict(vars(partial))
+    try:
+        for count, ranks, pad in ((5, 3, False), (5, 3, True), (2, 4, False), (2, 4, True), (6, 3, True)):
+            for rank in range(ranks):
+                vars(partial).update(num_processes=ranks, process_index=rank)
+                given = {"a": list(range(count)), "b": list(range(count))}
+                with partial.split_between_processes(dict(given), apply_padding=pad) as expected:  # it changes that
+                    assert part_of(given, rank, ranks, pad) == expected
+    finally:
+        vars(partial).update(kept)
+
+
 def test_the_mean_loss_is_that_of_this_call(tmp_path):
     """Steps before a checkpoint are in its log lines, not in the mean of the run that goes on."""
     more = {"save_strategy": "steps", "save_steps": 5, "logging_steps": 3, "optim": "sgd", "num_train_epochs": 1}

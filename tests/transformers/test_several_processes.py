@@ -497,6 +497,50 @@ def test_what_scripts_ask_of_the_accelerator(tmp_path):
     assert first[4] == second[4] == points(11).columns["labels"].tolist()
 
 
+def test_flags_parts_and_accumulation_of_the_accelerator(tmp_path):
+    class Script(door.Trainer):
+        """A loop over a step's batches of one's own, exchanging gradients in the last of them."""
+
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            with self.accelerator.accumulate(model):
+                loss = self.compute_loss(model, inputs) / self.current_gradient_accumulation_steps
+                self.accelerator.backward(loss)
+            return loss.detach()
+
+    def work() -> Any:
+        args = arguments(door, str(tmp_path), gradient_accumulation_steps=2, per_device_train_batch_size=2)
+        trainer = Script(Net(0.0), args, train_dataset=points(16))
+        own, rank = trainer.accelerator, trainer.args.process_index
+        flags = [own.check_trigger()]
+        if rank == 1:
+            own.set_trigger()
+        flags += [own.check_trigger(), own.check_trigger()]
+        with own.split_between_processes([1, 2, 3], apply_padding=True) as mine:
+            parts = list(mine)
+        with own.split_between_processes({"x": torch.arange(3)}) as found:
+            parts += found["x"].tolist()
+        said = [own.on_last_process(lambda: "last")(), own.on_process(lambda: "first", process_index=0)()]
+        own.save({"rank": rank}, str(tmp_path / "saved.pt"))
+        own.wait_for_everyone()
+        saved = torch.load(tmp_path / "saved.pt", weights_only=True)
+        trainer.train()
+        whole = [p.detach().tolist() for p in trainer.model.parameters()]
+        return flags, parts, said, saved, own.use_distributed, own.multi_device, whole
+
+    first, second = in_ranks(2, work)
+    assert first[0] == second[0] == [False, True, False]
+    assert (first[1], second[1]) == ([1, 2, 0, 1], [3, 3, 2])
+    assert (first[2], second[2]) == ([None, "first"], ["last", None])
+    assert first[3:] == second[3:]
+    assert first[3:6] == ({"rank": 0}, True, False)
+    alone = door.Trainer(
+        Net(0.0), arguments(door, str(tmp_path / "alone"), gradient_accumulation_steps=2), train_dataset=points(16)
+    )
+    alone.train()
+    for mine, expected in zip(first[6], alone.model.parameters(), strict=True):
+        assert torch.allclose(torch.tensor(mine), expected, atol=1e-6)
+
+
 class OwnStep(door.Trainer):
     """As of older scripts: forward, backward, no weights."""
 
