@@ -20,6 +20,7 @@ from bolide.core.errors import CheckpointError, ConfigError, UserCodeError
 from tests.distributed.support import in_ranks, run_script
 from tests.transformers.models import Net, Rows, Stream, accuracy, bert, gpt2, labelled_texts, points, texts
 from tests.transformers.scripts import arguments
+from tests.transformers.test_both_doors import differences
 
 theirs = pytest.importorskip("transformers")
 
@@ -495,6 +496,52 @@ def test_what_scripts_ask_of_the_accelerator(tmp_path):
     assert first[:3] == second[:3] == ([[0] * 3] * 2 + [[1] * 3] * 2, [0.0, 1.0], [0, 1, 1])
     assert (first[3], second[3]) == ([[1, -100]], [[1, 1]])
     assert first[4] == second[4] == points(11).columns["labels"].tolist()
+
+
+class Overrides(door.Trainer):
+    """Parts of a step and of a checkpoint of one's own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.seen: list[Any] = []
+        super().__init__(*args, **kwargs)
+
+    def _maybe_log_save_evaluate(self, tr_loss: Any, *rest: Any, **more: Any) -> None:
+        self.seen.append((self.state.global_step, round(float(tr_loss), 6), self.control.should_log))
+        super()._maybe_log_save_evaluate(tr_loss, *rest, **more)
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+
+    def _get_learning_rate(self) -> float:
+        return 3 * super()._get_learning_rate()
+
+    def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
+        if self.args.should_save:
+            torch.save(self.model.state_dict(), os.path.join(output_dir, "mine.pt"))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        self.model.load_state_dict(torch.load(os.path.join(resume_from_checkpoint, "mine.pt"), weights_only=True))
+
+
+def test_overrides_are_called_on_each_process(tmp_path):
+    def run(out: str, batch: int, resume: Any = None) -> Any:
+        args = arguments(door, out, per_device_train_batch_size=batch, eval_strategy="epoch", save_strategy="epoch",
+                         logging_steps=2, num_train_epochs=2)  # fmt: skip
+        trainer = Overrides(Net(0.0), args, train_dataset=points(16), eval_dataset=points(9, 1))
+        trainer.train(resume_from_checkpoint=resume)
+        lines = [
+            {k: v for k, v in line.items() if "_runtime" not in k and "_per_second" not in k}
+            for line in trainer.state.log_history
+        ]
+        return trainer.seen, lines, [p.detach().tolist() for p in trainer.model.parameters()]
+
+    whole, other = in_ranks(2, lambda: run(str(tmp_path / "two"), 2))
+    assert whole == other
+    alone = run(str(tmp_path / "one"), 4)
+    assert differences(alone, whole) == []
+    again, _ = in_ranks(2, lambda: run(str(tmp_path / "two"), 2, str(tmp_path / "two" / "checkpoint-4")))
+    assert differences(whole[2], again[2]) == []
+    assert os.path.exists(tmp_path / "two" / "checkpoint-8" / "mine.pt")
 
 
 def test_flags_parts_and_accumulation_of_the_accelerator(tmp_path):
