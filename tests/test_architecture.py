@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import textwrap
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 MAX_CODE_LINES = 500
+PARTS_FOR_USERS = ("demos", "utilities")
+FOR_USERS = {
+    "bolide.compat.drop_in.uninstall", "bolide.loggers.logger.rank_zero_experiment",
+    "bolide.loggers.utilities._scan_checkpoints",
+}  # fmt: skip
+"""What users and their packages import, and nothing here needs to call."""
 
 LAYERS: dict[str, int] = {
     # 1: facts and rules, no torch.distributed, no files
@@ -332,9 +341,46 @@ def undocumented(modules: dict[str, Module]) -> list[str]:
     return [f"{name} does not say what it is for" for name, m in modules.items() if not ast.get_docstring(m.tree)]
 
 
+def unreachable(modules: dict[str, Module]) -> list[str]:
+    """What stands behind a return or a raise: also a method that slipped into the function above it."""
+    bad = []
+    for module in modules.values():
+        for node in ast.walk(module.tree):
+            for block in (getattr(node, field, None) for field in ("body", "orelse", "finalbody")):
+                for one, after in pairwise(block) if isinstance(block, list) else ():
+                    if isinstance(one, (ast.Return, ast.Raise, ast.Continue, ast.Break)):
+                        bad.append(f"{module.name}:{after.lineno} is never reached")
+    return bad
+
+
+def unused(modules: dict[str, Module]) -> list[str]:
+    """Functions, classes and constants of a module that no line of the package names, as code or as text."""
+    made: list[tuple[str, str, int]] = []
+    named: Counter[str] = Counter()
+    for module in modules.values():
+        for node in module.tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                made.append((module.name, node.name, node.lineno))
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                made += [(module.name, target.id, node.lineno) for target in targets if isinstance(target, ast.Name)]
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                named[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                named[node.attr] += 1
+            elif isinstance(node, ast.alias):
+                named[node.name.rpartition(".")[2]] += 1
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named.update(re.findall(r"\w+", node.value))
+    private = [one for one in made if not one[1].startswith("__") and f"{one[0]}.{one[1]}" not in FOR_USERS]
+    private = [one for one in private if modules[one[0]].part not in PARTS_FOR_USERS]
+    return [f"{where}:{line} {name} is used nowhere" for where, name, line in private if not named[name]]
+
+
 RULES = [
     unplaced, upward_imports, imports_across_halves, imports_of_front_doors, cycles, environment_reads, unsafe_calls,
-    core_offences, long_files, undocumented,
+    core_offences, long_files, undocumented, unreachable, unused,
 ]  # fmt: skip
 
 
@@ -392,6 +438,13 @@ OFFENCES: dict[str, tuple[object, dict[str, str]]] = {
     "a part in no layer": (unplaced, {"p.helpers": ""}),
     "a long file": (long_files, {"p.core.a": "x = 1\n" * (MAX_CODE_LINES + 1)}),
     "no docstring": (undocumented, {"p.core.a": "x = 1"}),
+    "a method in a function": (
+        unreachable,
+        {"p.core.a": "def f():\n    return 1\n\n    def method(self): pass"},
+    ),
+    "a line behind a raise": (unreachable, {"p.core.a": "def f(x):\n    if x:\n        raise x\n        x()"}),
+    "a function nobody calls": (unused, {"p.core.a": "def f(): pass"}),
+    "a constant nobody reads": (unused, {"p.core.a": "A = 1\nA = 2", "p.core.b": "import p.core.a"}),
 }
 
 ALLOWED: dict[str, tuple[object, dict[str, str]]] = {
@@ -409,6 +462,9 @@ ALLOWED: dict[str, tuple[object, dict[str, str]]] = {
         {"p.a": "import p.b, p.c", "p.b": "import p.d", "p.c": "import p.d", "p.d": ""},
     ),
     "module.eval()": (unsafe_calls, {"p.engine.a": "def f(m): m.eval()"}),
+    "a return in a branch": (unreachable, {"p.core.a": "def f(x):\n    if x:\n        return 1\n    return 2"}),
+    "an imported function": (unused, {"p.core.a": "def f(): pass", "p.core.b": "from p.core.a import f"}),
+    "a name in a table of names": (unused, {"p.core.a": "def f(): pass", "p.core": "__all__ = ['f']"}),
     "comments and docstrings": (long_files, {"p.core.a": '"""' + "text\n" * 600 + '"""\n' + "# why\n\n" * 600}),
 }
 

@@ -11,15 +11,18 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import bolide as pl
 from bolide import collectives
+from bolide.core.protocols import Optimizable
 from bolide.launch.processes import run_in_processes
 
 ROOT = Path(__file__).parents[2]
@@ -147,3 +150,20 @@ def _alive(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def bytes_held(module: nn.Module, optimizers: Iterable[Optimizable]) -> dict[str, int]:
+    """The bytes that this process holds of a module's parameters, their gradients, and the optimizers' states."""
+
+    def size(item: Any) -> int:
+        if not isinstance(item, Tensor):
+            return 0
+        local = item.to_local() if isinstance(item, DTensor) else item
+        return local.numel() * local.element_size()
+
+    states = [value for optimizer in optimizers for entry in optimizer.state.values() for value in entry.values()]
+    return {
+        "parameters": sum(size(p.detach()) for p in module.parameters()),
+        "gradients": sum(size(p.grad) for p in module.parameters()),
+        "optimizer": sum(size(value) for value in states),
+    }

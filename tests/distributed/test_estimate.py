@@ -13,8 +13,7 @@ from torch import nn
 import bolide as pl
 from bolide.core.errors import ConfigError
 from bolide.strategies.estimate import memory_of
-from bolide.strategies.sharded import bytes_held
-from tests.distributed.support import Net, batches, run_script, trainer
+from tests.distributed.support import Net, batches, bytes_held, run_script, trainer
 
 
 class Adam(Net):

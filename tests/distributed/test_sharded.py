@@ -16,8 +16,7 @@ from bolide.checkpoint.read import read_checkpoint
 from bolide.core.errors import ConfigError
 from bolide.launch.processes import RankError
 from bolide.strategies import FSDPStrategy, ModelParallelStrategy
-from bolide.strategies.sharded import bytes_held
-from tests.distributed.support import Net, batches, data, in_ranks, trainer
+from tests.distributed.support import Net, batches, bytes_held, data, in_ranks, trainer
 
 
 class Wide(Net):

@@ -1,9 +1,11 @@
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
 import yaml
 
+import bolide as pl
 from bolide.core.errors import MissingPackageError
 from bolide.loggers import TensorBoardLogger
 from bolide.loggers import tensorboard as tensorboard_module
@@ -147,6 +149,105 @@ def test_a_fit_logs_to_it(tmp_path):
     assert [(step, value) for tag, step, value in found if tag == "v"] == [(1, 1), (3, 2)]
     folder = tmp_path / "lightning_logs/version_0"
     assert (folder / "hparams.yaml").exists() and len(list(folder.glob("events.out.tfevents.*"))) == 1
+
+
+class Stopped(Exception):
+    """What breaks a run off."""
+
+
+class Breaks(Scored):
+    """Logs a number and a dictionary a step, and breaks off at a step."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == self.at:
+            raise Stopped
+        self.log("loss", float(self.global_step))
+        self.logger.log_metrics({"pair": {"x": float(self.global_step), "y": 0.0}}, self.global_step)
+        return self.w.sum()
+
+
+def attempt(folder, at, ckpt_path):
+    logger = TensorBoardLogger(folder, name="", version="")
+    keep = pl.callbacks.ModelCheckpoint(folder / "kept", every_n_train_steps=3, save_top_k=-1)
+    run = {"ckpt_path": ckpt_path}
+    fit(keep, module=Breaks(at), train=5, val=0, max_epochs=2, logger=logger, log_every_n_steps=1, fit=run)
+
+
+def points(folder):
+    return sorted(found for found in scalars(folder) if found[0] in ("loss", "pair"))
+
+
+def test_a_run_that_went_on_has_the_history_of_one_that_nobody_stopped(tmp_path):
+    attempt(tmp_path / "right", 99, None)
+    for at, ckpt_path in ((5, None), (8, "auto"), (99, "auto")):
+        with pytest.raises(Stopped) if at < 99 else nullcontext():
+            attempt(tmp_path / "found", at, ckpt_path)
+    right = points(tmp_path / "right")
+    assert [(step, value) for tag, step, value in right if tag == "loss"] == [(i, i) for i in range(10)]
+    assert points(tmp_path / "found") == right
+
+
+def test_a_run_that_starts_over_shows_no_points_of_the_attempt_before(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with pytest.raises(Stopped):
+        attempt(tmp_path, 2, "auto")  # no checkpoint was written
+    attempt(tmp_path, 99, "auto")
+    shown = EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
+    assert [(point.step, point.value) for point in shown] == [(i, i) for i in range(10)]
+    assert len([found for found in scalars(tmp_path) if found[0] == "loss"]) == 12  # they are hidden, not lost
+
+
+def test_going_on_touches_no_file_of_another_run(tmp_path):
+    def logged(step):
+        logger = TensorBoardLogger(tmp_path, name="", version="", filename_suffix=".mine")
+        logger.log_metrics({"a": 1.0, "d": {"x": 2.0}}, step)
+        return logger
+
+    logger = logged(0)
+    position = logger.position()
+    assert sorted(position["files"]) == sorted(str(f.relative_to(tmp_path)) for f in tmp_path.rglob("*tfevents*"))
+    logger.log_metrics({"a": 1.0, "d": {"x": 2.0}}, 1)
+    logger.finalize("failed")
+    logged(2).finalize("success")  # another run, later and in the same folder
+    again = logged(3)
+    again.go_on(position)
+    again.log_metrics({"a": 1.0, "d": {"x": 2.0}}, 4)
+    again.finalize("success")
+    assert all(file.name.endswith(".mine") for file in tmp_path.rglob("*tfevents*"))
+    assert sorted(step for tag, step, _ in scalars(tmp_path) if tag == "a") == [0, 2, 3, 4]
+    assert sorted(step for tag, step, _ in scalars(tmp_path) if tag == "d") == [0, 2, 3, 4]
+    last = logged(5)
+    last.go_on(position)  # what the attempt before has written goes
+    last.finalize("success")
+    assert sorted(step for tag, step, _ in scalars(tmp_path) if tag == "a") == [0, 2, 5]
+
+
+@pytest.mark.parametrize("mark", ["", ".", "0", "*", "../../x1", None, 3])
+def test_a_mark_that_is_none_is_not_believed(tmp_path, mark):
+    other = tmp_path / "events.out.tfevents.1.host.2.0"
+    other.write_bytes(b"0123456789")
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    logger.go_on({"mark": mark, "files": {other.name: 3}})
+    logger.finalize("success")
+    assert other.read_bytes() == b"0123456789"
+
+
+def test_a_file_that_lost_its_end_is_not_filled_up(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    logger.log_metrics({"a": 1.0}, 0)
+    position = logger.position()
+    logger.finalize("failed")
+    (file,) = tmp_path.glob("*tfevents*")
+    file.write_bytes(file.read_bytes()[:50])
+    again = TensorBoardLogger(tmp_path, name="", version="")
+    again.go_on(position)
+    again.finalize("success")
+    assert file.stat().st_size == 50
 
 
 def test_missing_says_what_to_install(tmp_path, monkeypatch):

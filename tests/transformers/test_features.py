@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import os
 import sys
 from types import SimpleNamespace
@@ -14,7 +16,8 @@ from torch import nn
 
 import bolide.transformers as door
 from bolide.core.errors import CheckpointNotFoundError, ConfigError, MissingPackageError, UserCodeError
-from bolide.transformers import weights
+from bolide.transformers import reporting, weights
+from tests.loggers.test_tensorboard import scalars
 from tests.transformers.models import Net, Rows, accuracy, bert, gpt2, labelled_texts, points, texts
 from tests.transformers.scripts import arguments
 
@@ -759,3 +762,64 @@ def test_an_order_that_a_stream_cannot_have(tmp_path):
 
     with pytest.warns(UserWarning, match="train_sampling_strategy='group_by_length' has no effect on Stream"):
         trainer(tmp_path, data=Stream(points()), train_sampling_strategy="group_by_length", max_steps=1).train()
+
+
+# ---------------------------------------------------------------------- the history in trackers
+
+
+class Breaks(door.TrainerCallback):
+    """Breaks training off at a step."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.at:
+            raise KeyError("broken off")
+
+
+def history(out: Any) -> tuple[list[Any], list[str]]:
+    """The points of all event files and of the CSV file, without what is of an attempt, not of the run."""
+    of_attempts = ("runtime", "per_second", "train_loss")  # the last is that of the last attempt
+    points = [one for one in scalars(out) if not any(word in one[0] for word in of_attempts)]
+    file = out / "csv" / "metrics.csv"
+    with file.open() as rows:
+        kept = [{k: v for k, v in row.items() if not any(w in k for w in of_attempts)} for row in csv.DictReader(rows)]
+    return sorted(points), [str(row) for row in kept]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["a folder of its own", "logging_dir"])
+def test_a_run_that_goes_on_has_each_point_of_its_history_once(tmp_path, monkeypatch, named):
+    moments = iter(range(100))  # attempts may fall into the same second
+    monkeypatch.setattr("bolide.transformers.reporting.socket.gethostname", lambda: f"host{next(moments)}")
+    given = {
+        "max_steps": 10,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "logging_steps": 1,
+        "report_to": ["tensorboard", "csv"],
+    }
+
+    def attempt(out, at, resume):
+        if named:
+            given["logging_dir"] = str(out / "board")
+        made = trainer(out, callbacks=[Breaks(at)], **given)
+        with pytest.raises(KeyError) if at < 10 else contextlib.nullcontext():
+            made.train(resume_from_checkpoint=resume)
+
+    attempt(tmp_path / "right", 99, None)
+    for at in (5, 8, 99):
+        attempt(tmp_path / "found", at, True)
+    assert history(tmp_path / "found") == history(tmp_path / "right")
+    assert len(scalars(tmp_path / "right")) > 10
+    folder = tmp_path / "found" / ("board" if named else "runs")
+    assert len({file.parent for file in folder.rglob("*tfevents*")}) == 1
+
+
+def test_a_checkpoint_names_no_folder_outside_of_the_output(tmp_path):
+    (tmp_path / "other").mkdir()
+    for before in ("../other", "runs/..", "runs/../../other", str(tmp_path / "other"), "runs", "."):
+        args = arguments(door, str(tmp_path / "out"))
+        (tmp_path / "out/runs").mkdir(parents=True, exist_ok=True)
+        chosen = reporting.log_dir(args, before)
+        assert os.path.dirname(chosen) == str(tmp_path / "out" / "runs") and os.path.basename(chosen) not in ("", "..")

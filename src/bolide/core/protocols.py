@@ -1,16 +1,12 @@
 """What the parts of a run owe each other: the seams between layers, as protocols.
 
-Users implement these too (a logger, a file format, a strategy of their own); nothing here has behaviour.
+Users implement these too (a logger, a file format); nothing here has behaviour.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
-
-import torch
-from torch import Tensor, nn
 
 
 @runtime_checkable
@@ -60,29 +56,3 @@ class CheckpointFormat(Protocol):
     ) -> dict[str, Any]: ...
 
     def remove_checkpoint(self, path: str) -> None: ...
-
-
-class StrategyProtocol(Protocol):
-    """How a module is placed, stepped and saved: ten methods."""
-
-    def open(self, device: torch.device) -> None: ...
-
-    def init_context(self, empty: bool | None = None) -> AbstractContextManager[Any]: ...
-
-    def prepare(
-        self, module: nn.Module, build_optimizers: Callable[[], list[Optimizable]] | None
-    ) -> list[Optimizable]: ...
-
-    def set_sync(self, on: bool) -> None: ...
-
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None: ...
-
-    def clip(self, optimizer: Optimizable, limit: float, kind: str) -> Tensor | None: ...
-
-    def step(self, optimizer: Optimizable, closure: Callable[[], Any] | None = None) -> Any: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def load(self, state: Mapping[str, Any], strict: bool = True) -> None: ...
-
-    def close(self) -> None: ...

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import uuid
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 EVENTS = ".tfevents."
 """What the names of event files have in common."""
+
+MARK = re.compile("[0-9a-f]{8}")
+"""What the names of one run's event files have in common, too."""
 
 
 class TensorBoardLogger(FileLogger):
@@ -75,6 +80,7 @@ class TensorBoardLogger(FileLogger):
         self._sub_dir = None if sub_dir is None else os.fspath(sub_dir)
         self._kwargs = kwargs
         self._experiment: SummaryWriter | None = None
+        self._mark = uuid.uuid4().hex[:8]
         self.hparams: dict[str, Any] = {}
 
     @property
@@ -99,7 +105,8 @@ class TensorBoardLogger(FileLogger):
             from torch.utils.tensorboard import SummaryWriter
 
             io.make_dirs(self.log_dir)
-            self._experiment = SummaryWriter(log_dir=self.log_dir, **self._kwargs)
+            kwargs = {**self._kwargs, "filename_suffix": self._suffix}
+            self._experiment = SummaryWriter(log_dir=self.log_dir, **kwargs)
         return self._experiment
 
     @rank_zero_only
@@ -196,6 +203,55 @@ class TensorBoardLogger(FileLogger):
             self.save()
             self._experiment.close()
 
+    def position(self) -> dict[str, Any]:
+        """The run's mark, and the sizes in bytes of its event files, all events written."""
+        if env.rank() != 0 or io.is_remote(self.log_dir):
+            return {}
+        self.experiment.flush()
+        files = {name: os.path.getsize(io.join(self.log_dir, name)) for name in self._event_files()}
+        return {"mark": self._mark, "files": files}
+
+    def start_over(self) -> None:
+        """Tells readers to forget the points of earlier attempts; their files, maybe of other runs too, stay."""
+        if env.rank() == 0:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+            start = Event(step=0, session_log=SessionLog(status=SessionLog.START))
+            self.experiment._get_file_writer().add_event(start)
+
+    def go_on(self, position: dict[str, Any]) -> None:
+        """Cuts the run's event files at their sizes of then, and removes those that later attempts began.
+
+        What this process has written so far stays, under the run's mark. Files of other runs are not looked at.
+        """
+        mark = str(position.get("mark"))
+        if env.rank() != 0 or MARK.fullmatch(mark) is None or io.is_remote(self.log_dir):
+            return
+        own = {name: name.replace(self._mark, mark) for name in self._event_files()}
+        self.experiment.close()  # the next event opens a new file, with the suffix that it has then
+        for before, after in own.items():
+            os.rename(io.join(self.log_dir, before), io.join(self.log_dir, after))
+        self._mark = mark
+        self.experiment.filename_suffix = self._suffix
+        for name in set(self._event_files()) - set(own.values()):
+            path, size = io.join(self.log_dir, name), position["files"].get(name)
+            if size is None:
+                io.remove(path)
+            elif size < os.path.getsize(path):  # a longer one would be filled up with zeros
+                os.truncate(path, size)
+
+    @property
+    def _suffix(self) -> str:
+        """What the names of event files end with: the run's mark, by which it finds its own, and what was asked for."""
+        return f".{self._mark}{self._kwargs.get('filename_suffix', '')}"
+
+    def _event_files(self) -> list[str]:
+        """This run's event files, below its folder: `add_scalars` makes a folder for each curve."""
+        root = self.log_dir
+        folders_here = ["", *(name for name in io.list_dir(root) if os.path.isdir(io.join(root, name)))]
+        names = [os.path.join(folder, name) for folder in folders_here for name in io.list_dir(io.join(root, folder))]
+        return [name for name in names if EVENTS in name and name.endswith(self._suffix)]
+
 
 def slurm_version() -> int | None:
     """The number of SLURM's job, which is the version of the logger that a Trainer makes by itself; else None."""
@@ -228,35 +284,6 @@ def _primitive(value: Any) -> Any:
     if isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)
-
-    def position(self) -> dict[str, Any]:
-        """The sizes of the event files in bytes, all events written."""
-        if env.rank() != 0 or io.is_remote(self.log_dir):
-            return {}
-        self.experiment.flush()
-        names = [name for name in io.list_dir(self.log_dir) if EVENTS in name]
-        return {"files": {name: os.path.getsize(io.join(self.log_dir, name)) for name in names}}
-
-    def start_over(self) -> None:
-        """Removes the event files of earlier attempts."""
-        self.go_on({"files": {}})
-
-    def go_on(self, position: dict[str, Any]) -> None:
-        """Cuts the event files at their sizes of then, and removes those that later attempts began.
-
-        The file that this process writes stays; files of other folders are not looked at.
-        """
-        if env.rank() != 0 or "files" not in position or io.is_remote(self.log_dir):
-            return
-        self.experiment.flush()
-        own = os.path.basename(str(self.experiment._get_file_writer().event_writer._file_name))
-        for name in io.list_dir(self.log_dir):
-            if EVENTS not in name or name == own:
-                continue
-            if name in position["files"]:
-                os.truncate(io.join(self.log_dir, name), int(position["files"][name]))
-            else:
-                io.remove(io.join(self.log_dir, name))
 
 
 def _require_tensorboard() -> None:

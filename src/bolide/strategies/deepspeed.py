@@ -34,7 +34,7 @@ from bolide.strategies.deepspeed_parts import (
 )
 from bolide.strategies.parallel import SpreadStrategy, same_modules, trainable
 from bolide.strategies.sharded import same_start
-from bolide.strategies.strategy import matching_keys, plain_keys
+from bolide.strategies.strategy import plain_keys
 
 EVALUATIONS = ("validation_step", "test_step", "predict_step")
 
@@ -416,12 +416,6 @@ class DeepSpeedStrategy(SpreadStrategy):
         """The shapes of the weights that stage 3 has split."""
         named = module.named_parameters(remove_duplicate=False)
         return {name: states.shape_of(p) for name, p in named if states.partitioned(p)}
-
-    def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Takes whole weights by name."""
-        assert self.module is not None
-        localized = self.localized(self.module, matching_keys(state, self.module))
-        self.module.load_state_dict(localized, strict=strict)
 
     def localized(self, module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Whole weights by name as `module` takes them; parameters that are split get theirs here."""

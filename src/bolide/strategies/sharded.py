@@ -154,11 +154,6 @@ class ShardedStrategy(SpreadStrategy):
         }
         optimizer.load_state_dict({**state, "state": kept})
 
-    def bytes_per_rank(self) -> dict[str, int]:
-        """The bytes of parameters, gradients and optimizer states that this process holds."""
-        assert self.module is not None
-        return bytes_held(self.module, self.optimizers)
-
 
 def _like(value: Any, own: Any) -> Any:
     """`value` (whole) as `own` is: sharded alike where that is a DTensor of the same shape."""
@@ -201,23 +196,6 @@ def clip_over_meshes(parameters: Iterable[nn.Parameter], limit: float) -> Tensor
     for members in groups.values():
         nn.utils.clip_grads_with_norm_(members, limit, total)
     return total
-
-
-def bytes_held(module: nn.Module, optimizers: Iterable[Optimizable]) -> dict[str, int]:
-    """The bytes that this process holds of a module's parameters, their gradients, and the optimizers' states."""
-
-    def size(item: Any) -> int:
-        if not isinstance(item, Tensor):
-            return 0
-        local = item.to_local() if isinstance(item, DTensor) else item
-        return local.numel() * local.element_size()
-
-    states = [value for optimizer in optimizers for entry in optimizer.state.values() for value in entry.values()]
-    return {
-        "parameters": sum(size(p.detach()) for p in module.parameters()),
-        "gradients": sum(size(p.grad) for p in module.parameters()),
-        "optimizer": sum(size(value) for value in states),
-    }
 
 
 def same_start(module: nn.Module) -> None:

@@ -51,7 +51,7 @@ class Strategy:
         self.world: World | None = None
         self.environment: Any = None
 
-    # ------------------------------------------------------------------ the ten methods
+    # ------------------------------------------------------------------ how a module is placed, trained and saved
 
     def open(self, device: torch.device) -> None:
         """Takes the device of the run, unless one was given at construction."""
@@ -104,19 +104,10 @@ class Strategy:
             if gradients:
                 torch._foreach_mul_(gradients, factor)
 
-    def step(self, optimizer: Optimizable, closure: Callable[[], Any] | None = None) -> Any:
-        """The optimizer's step."""
-        return optimizer.step() if closure is None else optimizer.step(closure)
-
     def state(self) -> dict[str, Any]:
         """The module's weights by name; keys of compiled parts are those of the plain module."""
         assert self.module is not None
         return plain_keys(self.module.state_dict())
-
-    def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Takes weights by name."""
-        assert self.module is not None
-        self.module.load_state_dict(matching_keys(state, self.module), strict=strict)
 
     def close(self) -> None:
         """Lets go of the module and the optimizers."""

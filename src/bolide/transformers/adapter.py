@@ -318,6 +318,7 @@ class Bridge(Checkpoint):
             "stop": bool(control.should_training_stop and owner.state.global_step < owner.state.max_steps),
             "stop_epoch": bool(control.should_epoch_stop),
             "max_steps": owner.state.max_steps,
+            "loggers": [logger.position(owner.args) for logger in owner.callback_handler.loggers],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

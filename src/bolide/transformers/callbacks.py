@@ -6,6 +6,7 @@ log, evaluate, save and stop. Who calls: the trainer and its adapter.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -94,6 +95,11 @@ class CallbackHandler:
         if not isinstance(made, LoggerCallback) and any(type(made) is type(known) for known in self.callbacks):
             warn(f"There are two callbacks of the class {type(made).__name__} now; both hear every event.")
         self.callbacks.append(made)
+
+    @property
+    def loggers(self) -> list[LoggerCallback]:
+        """The callbacks that write a history with loggers of Bolide's."""
+        return [callback for callback in self.callbacks if isinstance(callback, LoggerCallback)]
 
     def find(self, callback: Any) -> Any:
         """The callback itself, or the first of a class; None where there is none.
@@ -373,18 +379,36 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 
 
 class LoggerCallback(TrainerCallback):
-    """Hands what is logged to a logger of Bolide's, under the names that trackers know: train/..., eval/..."""
+    """Hands what is logged to a logger of Bolide's, under the names that trackers know: train/..., eval/...
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
+    Args:
+        make: (args, the folder below output_dir in which the history so far lies, or None) -> the logger.
+    """
+
+    def __init__(self, make: Callable[[Any, str | None], Any]) -> None:
         self.make = make
         self.logger: Any = None
+        self.then: dict[str, Any] = {}
+
+    def position(self, args: Any) -> dict[str, Any]:
+        """Where the history stands, and its folder below output_dir; empty where this process writes none."""
+        found = self.logger.position() if self.logger is not None else {}
+        return {"folder": os.path.relpath(self.logger.log_dir, args.output_dir), "at": found} if found else {}
+
+    def go_on(self, position: dict[str, Any]) -> None:
+        """Training goes on from a checkpoint that was saved at `position`: what was logged later goes."""
+        self.then = position
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:
         """Opens the logger, and gives it the settings."""
         if not state.is_world_process_zero:
             return
+        then, self.then = self.then, {}
         if self.logger is None:
-            self.logger = self.make(args)
+            self.logger = self.make(args, then.get("folder"))
+        if then and os.path.relpath(self.logger.log_dir, args.output_dir) == then["folder"]:
+            self.logger.go_on(then["at"])
+            return  # the settings are there already
         writer: Any = getattr(self.logger, "experiment", None)
         if hasattr(writer, "add_text"):
             writer.add_text("args", args.to_json_string())
@@ -397,7 +421,7 @@ class LoggerCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         if self.logger is None:  # an evaluation without training
-            self.logger = self.make(args)
+            self.logger = self.make(args, None)
         numbers = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, (int, float))}
         self.logger.log_metrics({tracker_name(key): value for key, value in numbers.items()}, state.global_step)
 

@@ -261,7 +261,8 @@ class Keeping:
 
     def store_flos(self) -> None:
         """Adds what all processes have counted to the record; all must call it."""
-        self.state.total_flos += ranks.summed(self.args, self.current_flos)
+        trainer: Any = self
+        self.state.total_flos += ranks.summed(self.args, self.current_flos) if trainer._several else self.current_flos
         self.current_flos = 0
 
     @staticmethod

@@ -89,11 +89,6 @@ class LossRecord:
         self._fold()
         self.total, self.total_steps = -self.sum, -self.steps
 
-    @property
-    def pending(self) -> int:
-        """Steps since the last log line."""
-        return self.steps + len(self.waiting)
-
     def mean(self) -> float:
         """The mean loss of all steps, or of those since `count_from_here`."""
         self._fold()

@@ -18,23 +18,35 @@ from bolide.core.errors import ConfigError, MissingPackageError
 from bolide.transformers.callbacks import LoggerCallback
 from bolide.transformers.state import has_transformers
 
+RUNS = "runs"
 
-def log_dir(args: Any) -> str:
-    """Where TensorBoard writes: `logging_dir`, else the environment's, else a new folder below the output."""
+
+def log_dir(args: Any, before: str | None = None) -> str:
+    """Where TensorBoard writes: `logging_dir`, else the environment's, else a folder below the output.
+
+    That is the one where the run that goes on has written so far, `before`, if it is there, else a new one.
+    """
     given = args.logging_dir or env.get("TENSORBOARD_LOGGING_DIR")
     if given:
         return str(given)
+    if (
+        before
+        and os.path.split(before)[0] == RUNS
+        and os.path.basename(before) != ".."
+        and os.path.isdir(os.path.join(args.output_dir, before))
+    ):
+        return os.path.join(args.output_dir, before)
     moment = datetime.now().strftime("%b%d_%H-%M-%S")
-    return os.path.join(args.output_dir, "runs", f"{moment}_{socket.gethostname()}")
+    return os.path.join(args.output_dir, RUNS, f"{moment}_{socket.gethostname()}")
 
 
-def _tensorboard(args: Any) -> Any:
+def _tensorboard(args: Any, before: str | None) -> Any:
     from bolide.loggers import TensorBoardLogger
 
-    return TensorBoardLogger(log_dir(args), name="", version="")
+    return TensorBoardLogger(log_dir(args, before), name="", version="")
 
 
-def _csv(args: Any) -> Any:
+def _csv(args: Any, before: str | None) -> Any:
     from bolide.loggers import CSVLogger
 
     return CSVLogger(args.output_dir, name="", version="csv")

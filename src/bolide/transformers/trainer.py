@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,6 @@ from bolide.transformers.starting import Starting
 from bolide.transformers.utilities import enable_full_determinism, set_seed, speed_metrics
 
 Dataset = Any
-NOTHING = nullcontext()
 
 
 class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
@@ -471,6 +470,8 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
             if resumed["stop_epoch"]:
                 self._adapter.end_epoch()
             self.control.should_training_stop = resumed["stop"] and resumed["max_steps"] == self.state.max_steps
+            for logger, position in zip(self.callback_handler.loggers, resumed.get("loggers", ()), strict=False):
+                logger.go_on(position)
         if progress.step:
             setup.use_learning_rate(self)
         if switches(self.optimizer):
