@@ -257,6 +257,24 @@ CONSTRUCTIONS = [
 ]
 
 
+def test_dictionaries_and_files_with_old_names(tmp_path):
+    parser = door.HfArgumentParser(door.TrainingArguments)
+    given = {"output_dir": "out", "evaluation_strategy": "epoch", "warmup_ratio": 0.1, "logging_dir": "logs", "more": 1}
+    with pytest.warns(FutureWarning) as told:
+        (args,) = parser.parse_dict(given, allow_extra_keys=True)
+    assert (args.eval_strategy, args.warmup_steps, args.logging_dir) == ("epoch", 0.1, "logs")
+    assert "evaluation_strategy is now eval_strategy; warmup_ratio is now" in str(told[0].message)
+    with pytest.raises(ValueError, match="more"):
+        parser.parse_dict({"output_dir": "out", "more": 1})
+    with pytest.raises(ConfigError, match="TPUs are not supported"):
+        parser.parse_dict({"output_dir": "out", "tpu_num_cores": 8})
+    path = tmp_path / "args.json"
+    path.write_text(json.dumps({"output_dir": "out", "group_by_length": True}))
+    with pytest.warns(FutureWarning, match="group_by_length is now"):
+        (args,) = parser.parse_json_file(str(path))
+    assert args.train_sampling_strategy == "group_by_length"
+
+
 @pytest.mark.parametrize(("given", "text"), CONSTRUCTIONS, ids=lambda x: str(x)[:40])
 def test_what_a_trainer_refuses(given, text):
     args = door.TrainingArguments("out", use_cpu=True, **given.pop("args", {}))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -199,9 +201,14 @@ def test_signatures_of_older_releases(tmp_path):
         def create_scheduler(self, num_training_steps):
             return super().create_scheduler(num_training_steps)
 
+        def get_batch_samples(self, epoch_iterator, num_batches):
+            seen.append("samples")
+            return super().get_batch_samples(epoch_iterator, num_batches, self.args.device)
+
     trainer = make(Old, ours, str(tmp_path), save_strategy="epoch", logging_steps=5)
     trainer.train()
-    assert seen[4] == pytest.approx(1.0)
+    assert seen.count("samples") == 10
+    assert seen[9] == pytest.approx(1.0)
     assert ["grad_norm", "learning_rate", "loss"] in seen
     assert (tmp_path / "checkpoint-5" / "note.txt").read_text() == "more"
     again = make(ours.Trainer, ours, str(tmp_path))
@@ -439,6 +446,33 @@ def test_attributes_that_scripts_read(tmp_path):
     assert trainer.is_model_parallel
 
 
+def test_attributes_that_scripts_set(tmp_path):
+    """They hold in the training and the evaluation that follow."""
+
+    class Own(Net):
+        def forward(self, x: Any, target: Any = None, return_loss: bool = False) -> Any:
+            if target is None and not return_loss:
+                return {"logits": super().forward(x)["logits"]}
+            return super().forward(x, target if target is not None else torch.zeros(len(x), dtype=torch.long))
+
+    def script(door: Any, out: str) -> Any:
+        rows = points(20)
+        data = Rows(x=rows.columns["x"], target=rows.columns["labels"])
+        args = arguments(door, out, eval_strategy="epoch", remove_unused_columns=False)
+        trainer = door.Trainer(Own(0.0), args, train_dataset=data, eval_dataset=data)
+        trainer.label_names = ["target"]
+        trainer.compute_metrics = accuracy
+        trainer.train()
+        again = door.Trainer(Own(0.0), args, eval_dataset=Rows(x=rows.columns["x"], return_loss=[True] * 20),
+                             data_collator=lambda rows: {"x": torch.stack([row["x"] for row in rows])})  # fmt: skip
+        without = sorted(again.evaluate())
+        again.can_return_loss = True
+        return trainer.state.log_history, trainer.label_names, again.can_return_loss, len(without)
+
+    log, *_ = same(script, tmp_path)
+    assert any("eval_accuracy" in line for line in log)
+
+
 def test_what_searches_is_known_while_it_does(tmp_path):
     pytest.importorskip("optuna")
 
@@ -586,3 +620,13 @@ def test_generated_tokens_are_filled_up_by_an_override(tmp_path):
     trainer = Mine(t5(), args, eval_dataset=Rows(**rows.columns))
     assert trainer.predict(trainer.eval_dataset).predictions.shape == (5, 6)
     assert seen[-1] == ((5, 4), 6)
+
+
+def test_the_documentation_names_what_is_refused_and_what_is_called():
+    text = (Path(__file__).parents[2] / "docs" / "transformers.md").read_text()
+    assert [name for name in NEVER_CALLED if f"`{name}`" not in text] == []
+    table = text.partition("## What a subclass may override")[2].partition("A checkpoint's weights")[0]
+    named = set(re.findall(r"`(\w+)`", table))
+    own = {name for name in dir(ours.Seq2SeqTrainer) if callable(getattr(ours.Seq2SeqTrainer, name))}
+    assert named <= own
+    assert not named & {*NEVER_CALLED, *OLDER}

@@ -21,6 +21,7 @@ from bolide.core.errors import CheckpointError, ConfigError, UserCodeError
 from tests.distributed.support import in_ranks, run_script
 from tests.transformers.models import Net, Rows, Stream, accuracy, bert, gpt2, labelled_texts, points, texts
 from tests.transformers.scripts import arguments
+from tests.transformers.test_both_doors import differences
 
 theirs = pytest.importorskip("transformers")
 
@@ -499,6 +500,96 @@ def test_what_scripts_ask_of_the_accelerator(tmp_path):
     assert first[:3] == second[:3] == ([[0] * 3] * 2 + [[1] * 3] * 2, [0.0, 1.0], [0, 1, 1])
     assert (first[3], second[3]) == ([[1, -100]], [[1, 1]])
     assert first[4] == second[4] == points(11).columns["labels"].tolist()
+
+
+class Overrides(door.Trainer):
+    """Parts of a step and of a checkpoint of one's own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.seen: list[Any] = []
+        super().__init__(*args, **kwargs)
+
+    def _maybe_log_save_evaluate(self, tr_loss: Any, *rest: Any, **more: Any) -> None:
+        self.seen.append((self.state.global_step, round(float(tr_loss), 6), self.control.should_log))
+        super()._maybe_log_save_evaluate(tr_loss, *rest, **more)
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+
+    def _get_learning_rate(self) -> float:
+        return 3 * super()._get_learning_rate()
+
+    def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
+        if self.args.should_save:
+            torch.save(self.model.state_dict(), os.path.join(output_dir, "mine.pt"))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        self.model.load_state_dict(torch.load(os.path.join(resume_from_checkpoint, "mine.pt"), weights_only=True))
+
+
+def test_overrides_are_called_on_each_process(tmp_path):
+    def run(out: str, batch: int, resume: Any = None) -> Any:
+        args = arguments(door, out, per_device_train_batch_size=batch, eval_strategy="epoch", save_strategy="epoch",
+                         logging_steps=2, num_train_epochs=2)  # fmt: skip
+        trainer = Overrides(Net(0.0), args, train_dataset=points(16), eval_dataset=points(9, 1))
+        trainer.train(resume_from_checkpoint=resume)
+        lines = [
+            {k: v for k, v in line.items() if "_runtime" not in k and "_per_second" not in k}
+            for line in trainer.state.log_history
+        ]
+        return trainer.seen, lines, [p.detach().tolist() for p in trainer.model.parameters()]
+
+    whole, other = in_ranks(2, lambda: run(str(tmp_path / "two"), 2))
+    assert whole == other
+    alone = run(str(tmp_path / "one"), 4)
+    assert differences(alone, whole) == []
+    again, _ = in_ranks(2, lambda: run(str(tmp_path / "two"), 2, str(tmp_path / "two" / "checkpoint-4")))
+    assert differences(whole[2], again[2]) == []
+    assert os.path.exists(tmp_path / "two" / "checkpoint-8" / "mine.pt")
+
+
+def test_flags_parts_and_accumulation_of_the_accelerator(tmp_path):
+    class Script(door.Trainer):
+        """A loop over a step's batches of one's own, exchanging gradients in the last of them."""
+
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            with self.accelerator.accumulate(model):
+                loss = self.compute_loss(model, inputs) / self.current_gradient_accumulation_steps
+                self.accelerator.backward(loss)
+            return loss.detach()
+
+    def work() -> Any:
+        args = arguments(door, str(tmp_path), gradient_accumulation_steps=2, per_device_train_batch_size=2)
+        trainer = Script(Net(0.0), args, train_dataset=points(16))
+        own, rank = trainer.accelerator, trainer.args.process_index
+        flags = [own.check_trigger()]
+        if rank == 1:
+            own.set_trigger()
+        flags += [own.check_trigger(), own.check_trigger()]
+        with own.split_between_processes([1, 2, 3], apply_padding=True) as mine:
+            parts = list(mine)
+        with own.split_between_processes({"x": torch.arange(3)}) as found:
+            parts += found["x"].tolist()
+        said = [own.on_last_process(lambda: "last")(), own.on_process(lambda: "first", process_index=0)()]
+        own.save({"rank": rank}, str(tmp_path / "saved.pt"))
+        own.wait_for_everyone()
+        saved = torch.load(tmp_path / "saved.pt", weights_only=True)
+        trainer.train()
+        whole = [p.detach().tolist() for p in trainer.model.parameters()]
+        return flags, parts, said, saved, own.use_distributed, own.multi_device, whole
+
+    first, second = in_ranks(2, work)
+    assert first[0] == second[0] == [False, True, False]
+    assert (first[1], second[1]) == ([1, 2, 0, 1], [3, 3, 2])
+    assert (first[2], second[2]) == ([None, "first"], ["last", None])
+    assert first[3:] == second[3:]
+    assert first[3:6] == ({"rank": 0}, True, False)
+    alone = door.Trainer(
+        Net(0.0), arguments(door, str(tmp_path / "alone"), gradient_accumulation_steps=2), train_dataset=points(16)
+    )
+    alone.train()
+    for mine, expected in zip(first[6], alone.model.parameters(), strict=True):
+        assert torch.allclose(torch.tensor(mine), expected, atol=1e-6)
 
 
 class OwnStep(door.Trainer):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
+from bolide import collectives
+from bolide.checkpoint import io
 from bolide.transformers import ranks
-from bolide.transformers.weights import unwrapped
+from bolide.transformers.weights import separate, unwrapped
 
 
 class Accelerator:
@@ -30,6 +32,7 @@ class Accelerator:
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
+        self._flag = False
 
     @property
     def _strategy(self) -> Any:
@@ -81,6 +84,62 @@ class Accelerator:
         if self._owner.is_deepspeed_enabled:
             return "DEEPSPEED"
         return "MULTI_GPU" if self.device.type == "cuda" else "MULTI_CPU"
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether several processes take part."""
+        return self.num_processes > 1
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether several processes train, each on a GPU."""
+        return self.use_distributed and self.device.type == "cuda"
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether torch's FSDP2 spreads the model."""
+        return bool(self._owner.is_fsdp_enabled)
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """Which settings DeepSpeed has; None without it."""
+        return self._owner.args.deepspeed_plugin
+
+    @property
+    def scaler(self) -> Any:
+        """The scaler of float16's losses; None where there is none."""
+        return self._owner._engine.precision_plugin.scaler
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether precision is mixed."""
+        return self.mixed_precision != "no"
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the last step changed nothing, as its float16 gradients were not finite."""
+        return bool(self._owner._adapter.was_skipped)
+
+    @property
+    def should_save_model(self) -> bool:
+        """Whether a model is saved: always."""
+        return True
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether a batch's size is that of all processes together."""
+        return bool(self._owner.args.accelerator_config.split_batches)
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """Whether the first process alone reads."""
+        dispatches: bool | None = self._owner.args.accelerator_config.dispatch_batches
+        return dispatches
+
+    @property
+    def even_batches(self) -> bool:
+        """As accelerator_config says; nothing here needs it."""
+        return bool(self._owner.args.accelerator_config.even_batches)
 
     @property
     def state(self) -> SimpleNamespace:
@@ -142,6 +201,26 @@ class Accelerator:
             if self.num_processes > 1:
                 strategy.set_sync(before)
 
+    @contextmanager
+    def accumulate(self, *models: Any) -> Iterator[None]:
+        """Gradients are exchanged within it where the running batch is the last of its step."""
+        if self.sync_gradients:
+            yield
+        else:
+            with self.no_sync(models[0] if models else None):
+                yield
+
+    @contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """This process's part of a list, a tuple, a tensor, or a dictionary of them: the first ones get what is left.
+
+        Args:
+            inputs: the same on all processes.
+            apply_padding: a part that is shorter than others is filled up with its last entry.
+        """
+        ranks_now, rank = self.num_processes, self.process_index
+        yield inputs if ranks_now == 1 else part_of(inputs, rank, ranks_now, apply_padding)
+
     def gather(self, value: Any) -> Any:
         """The tensors of all processes, joined along their first dimension. All must call it."""
         return value if self.num_processes == 1 else ranks.gather(value)
@@ -162,9 +241,37 @@ class Accelerator:
         """Tensors filled up along `dim` to the longest of all processes. All must call it."""
         return tensor if self.num_processes == 1 else ranks.padded(tensor, dim, pad_index, pad_first)
 
-    def reduce(self, tensor: Any, reduction: str = "sum") -> Any:
-        """A tensor reduced over all processes."""
-        return self._strategy.reduce(tensor, reduce_op=reduction)
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """A tensor reduced over all processes, times `scale`; one process has it as it is."""
+        found = self._strategy.reduce(tensor, reduce_op=reduction)
+        return found if scale == 1.0 or self.num_processes == 1 else found * scale
+
+    def set_trigger(self) -> None:
+        """Raises a flag on this process, of which `check_trigger` tells all."""
+        self._flag = True
+
+    def check_trigger(self) -> bool:
+        """Whether any process has raised its flag, which is lowered again. All must call it."""
+        mine, self._flag = self._flag, False
+        if self.num_processes == 1:
+            return mine
+        return any(row[0] for row in collectives.gather_numbers("check_trigger", [float(mine)]))
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Takes float16's scale off the gradients; nothing to do where there is none."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer if optimizer is not None else self._owner.optimizer)
+
+    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
+        """Writes an object on the first process: by torch, or weights by name as safetensors."""
+        if not self.is_main_process:
+            return
+        if safe_serialization:
+            from safetensors.torch import save_file
+
+            save_file(separate(obj), f, metadata={"format": "pt"})
+        else:
+            io.write_atomically(f, lambda file: torch.save(obj, file))
 
     def wait_for_everyone(self) -> None:
         """Waits for all processes."""
@@ -248,6 +355,21 @@ class Accelerator:
         """A decorator: the function runs on the first process of each machine, and gives None on the others."""
         return self._where("is_local_main_process", function)
 
+    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A decorator: the function runs on the last process, and gives None on the others."""
+        return self._where("is_last_process", function)
+
+    def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
+        """A decorator: the function runs on the process of that number, and gives None on the others."""
+        if function is None:
+            return partial(self.on_process, process_index=process_index)
+
+        @wraps(function)
+        def there(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs) if self.process_index == process_index else None
+
+        return there
+
     def _where(self, which: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def there(*args: Any, **kwargs: Any) -> Any:
@@ -265,3 +387,18 @@ class Accelerator:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         return [None for _ in things]
+
+    clear = free_memory
+
+
+def part_of(inputs: Any, rank: int, ranks: int, fills_up: bool) -> Any:
+    """A process's part of a list, a tuple, a tensor, or a dictionary of them."""
+    if isinstance(inputs, dict):
+        return {name: part_of(value, rank, ranks, fills_up) for name, value in inputs.items()}
+    least, more = divmod(len(inputs), ranks)
+    start = rank * least + min(rank, more)
+    found = inputs[start : start + least + (rank < more)]
+    if not fills_up or not more or rank < more or not len(inputs):
+        return found
+    last = inputs[-1:]
+    return torch.cat([found, last.to(found.device)]) if isinstance(found, Tensor) else found + last

@@ -42,7 +42,7 @@ class Adapter(LightningModule):
         self.model = model
         self.__dict__["net"] = model  # the same, found without a module's look-up
         self.hears_within_steps = True
-        self.is_mixed = self.is_plain = False
+        self.is_mixed = self.is_plain = self.was_skipped = False
 
     # ------------------------------------------------------------------ weights under the model's own names
 
@@ -187,7 +187,7 @@ class Adapter(LightningModule):
             before = scaler.get_scale()
             scaler.step(optimizer)
             scaler.update()
-            skipped = scaler.get_scale() < before
+            self.was_skipped = skipped = scaler.get_scale() < before
         progress.commit_step()
         run.stepped_in_batch = True
         if heard:

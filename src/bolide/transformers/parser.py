@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from bolide.compat.hf_args import ROWS
+from bolide.compat.hf_args import KEPT, ROWS, translated
 from bolide.core.errors import ConfigError, MissingPackageError
 from bolide.core.messages import warn
 from bolide.transformers.state import has_transformers
@@ -38,6 +38,18 @@ class HfArgumentParser(_Parser):
             args = sys.argv[1:]
         known = {f.name for kind in self.dataclass_types for f in dataclasses.fields(kind) if f.init}
         return super().parse_args_into_dataclasses(today(list(args), known), *rest, **kwargs)
+
+    def parse_dict(self, args: dict[str, Any], allow_extra_keys: bool = False) -> Any:
+        """The dataclasses, filled from a dictionary, as files are read, too; old names are translated first."""
+        known = {f.name for kind in self.dataclass_types for f in dataclasses.fields(kind) if f.init}
+        old = {name for name in args if name not in known and name in ROWS}
+        if old:
+            told = {name: value for name, value in args.items() if name in old or (name in known and name not in KEPT)}
+            settings, wrong = translated(told, known, "The dictionary")
+            if wrong:
+                raise ConfigError(wrong)
+            args = {**{name: value for name, value in args.items() if name not in old}, **settings}
+        return super().parse_dict(args, allow_extra_keys)
 
 
 def today(words: list[str], known: set[str]) -> list[str]:

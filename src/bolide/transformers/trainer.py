@@ -83,6 +83,9 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
     is_distributed_loading_by_transformers = is_fsdp_xla_enabled = is_fsdp_xla_v1_enabled = False
     is_fsdp_xla_v2_enabled = False
 
+    model_accepts_loss_kwargs: bool
+    label_names: list[str]
+    can_return_loss: bool
     _has_trained = False
     _places_model: bool | None = None
 
@@ -145,6 +148,7 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
         self._loss_weights: Any = None
         if self._several:
             ranks.open_ranks(args)
+        self._found_of_model: dict[str, Any] = {}
         self._look_at_model()
         self._made_adapter: Adapter | None = None
         self._made_engine: Engine | None = None
@@ -177,11 +181,15 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
     def _look_at_model(self) -> None:
         """What must be known of the model and of overridden methods, found out once."""
         base = losses.base_of(self.model)
+        found = {
+            "model_accepts_loss_kwargs": losses.accepts_count(self.model),
+            "label_names": setup.label_names(self.args, base),
+            "can_return_loss": setup.returns_loss_by_default(base),
+        }
         known = vars(self)
-        if known.get("model_accepts_loss_kwargs") is known.get("_accepts_found"):  # else a script has set it
-            self.model_accepts_loss_kwargs = self._accepts_found = losses.accepts_count(self.model)
-        self.label_names = setup.label_names(self.args, base)
-        self.can_return_loss = setup.returns_loss_by_default(base)
+        for name, value in found.items():
+            if known.get(name) is self._found_of_model.get(name):  # else a script has set it
+                known[name] = self._found_of_model[name] = value
         self._shifts_labels = losses.is_causal(self.model)
         self._step_takes_count = losses.can_be_given(self.training_step, None, None, None)
         self._loss_takes_count = losses.can_be_given(self.compute_loss, None, None, num_items_in_batch=None)
@@ -595,7 +603,7 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
 
     def _weigh_here(self, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         if self._own_samples:
-            window, count = losses.call(self.get_batch_samples, iter(window), len(window), self.args.device)
+            window, count = losses.samples_of(self, window)
         elif len(window) == 1 and not self._passes_count:
             self._loss_weights = None
             return window, None
