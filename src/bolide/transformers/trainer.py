@@ -361,7 +361,7 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         folder = self._folder_to_go_on_from(resume)
         if folder is not None:
             self._take_state(folder)
-        elif args.should_save and args.save_strategy != "no" and self._trial is None:
+        elif not resume and args.should_save and args.save_strategy != "no" and self._trial is None:
             tell_of_earlier_run(self._run_dir())
         self._newest_checkpoint = folder
         self._steps_before = self.state.global_step
