@@ -303,6 +303,35 @@ def test_a_step_of_other_samples_is_told_of(tmp_path):
         trainer(tmp_path, per_device_train_batch_size=8).train(str(tmp_path / "checkpoint-3"))
 
 
+EVERY = {
+    "epochs within steps": {"eval_strategy": "steps", "eval_steps": 2, "eval_delay": 3, "logging_strategy": "epoch",
+                            "eval_on_start": True, "num_train_epochs": 2},
+    "a schedule by epochs": {"eval_strategy": "epoch", "lr_scheduler_type": "reduce_lr_on_plateau"},
+    "short windows": {"gradient_accumulation_steps": 4, "num_train_epochs": 2.5, "logging_steps": 3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_from_the_checkpoint_of_any_step_the_end_is_the_same(tmp_path, kind):
+    """What follows a step's save, such as the evaluation at the end of its epoch, follows it after a resume, too."""
+
+    def run(out: Any, resume: str | None) -> Any:
+        one = trainer(out, model=Net(0.3), save_strategy="steps", save_steps=1, **EVERY[kind])
+        one.train(resume_from_checkpoint=resume)
+        return one
+
+    def lines(one: Any) -> list[Any]:
+        clocks = ("runtime", "per_second", "train_loss")
+        return [{k: v for k, v in line.items() if not any(word in k for word in clocks)}
+                for line in one.state.log_history]  # fmt: skip
+
+    whole = run(tmp_path, None)
+    for step in range(1, whole.state.max_steps + 1):
+        again = run(tmp_path / "again", str(tmp_path / f"checkpoint-{step}"))
+        assert lines(again) == lines(whole), step
+        assert all(torch.equal(a, b) for a, b in zip(weights_of(whole.model), weights_of(again.model), strict=True))
+
+
 # ---------------------------------------------------------------------- several datasets
 
 

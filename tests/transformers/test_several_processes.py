@@ -223,10 +223,10 @@ class Halts(door.TrainerCallback):
 
 
 class Asks(door.TrainerCallback):
-    """One rank alone asks for an evaluation and a save."""
+    """One rank alone asks for an evaluation and a save, within a step at whose end nobody has anything to do."""
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 3 and args.process_index == 1:
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2 and args.process_index == 1:
             control.should_evaluate = control.should_save = True
 
 
@@ -373,10 +373,15 @@ def test_a_search_is_one_of_all_ranks(tmp_path):
             door, str(out), per_device_train_batch_size=batch, eval_strategy="epoch", save_strategy="epoch",
             load_best_model_at_end=True,
         )  # fmt: skip
+
+        def init(trial: Any) -> Any:
+            if trial is not None:
+                trial.suggest_int("depth", 1, 1000)
+            return Net(0.0, seed=1)
+
         trainer = door.Trainer(
-            model_init=lambda trial: Net(0.0, seed=1), args=args, train_dataset=points(), eval_dataset=points(12, 1),
-            compute_metrics=accuracy,
-        )  # fmt: skip
+            model_init=init, args=args, train_dataset=points(), eval_dataset=points(12, 1), compute_metrics=accuracy
+        )
         best = trainer.hyperparameter_search(
             {"learning_rate": [0.1, 0.12, 0.14, 0.16, 1e-7]}, lambda metrics: metrics["eval_accuracy"],
             direction="maximize", n_trials=n_trials, sampler="grid", storage=str(out / "study.db"), gc_after_trial=True,
@@ -393,6 +398,7 @@ def test_a_search_is_one_of_all_ranks(tmp_path):
     assert first.run_summary == ["COMPLETE"] * 4 + ["PRUNED"]
     assert second == first._replace(run_summary=None)
     assert rate == 1e-2
+    assert set(first.hyperparameters) == {"learning_rate", "depth"}
     assert os.path.isdir(first.checkpoint)
     alone, _ = search(tmp_path / "one", 4, 5)
     assert (first.run_id, first.hyperparameters, first.objective) == (

@@ -239,7 +239,10 @@ class Bridge(Checkpoint):
         self.resumed = None
         if owner._several:
             ranks.agree(owner, "the start of training")
-        self.stop_where_asked(trainer)
+        progress = trainer.progress
+        ends = progress.mid_epoch and progress.is_last_batch and progress.batch >= owner._updates_per_epoch
+        if not ends:  # else the end of that epoch is still to be told of, and stops by itself
+            self.stop_where_asked(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """An epoch begins."""

@@ -22,6 +22,7 @@ class LossRecord:
 
     Attributes:
         norm: the norm of the last step's gradients before they were clipped, on the device; None where not clipped.
+            After a resume, until a step is done, a number.
         lr: the learning rate of the last step.
         not_finite: how many losses since the last log line were NaN or infinite.
         over_ranks: whether a step's loss is the mean over all processes, which then read together.
@@ -34,7 +35,7 @@ class LossRecord:
         self.sum, self.steps = 0.0, 0
         self.total, self.total_steps = 0.0, 0
         self.not_finite = 0
-        self.norm: Tensor | None = None
+        self.norm: Tensor | float | None = None
         self.lr = 0.0
 
     def add(self, loss: Tensor | None) -> None:
@@ -105,7 +106,8 @@ class LossRecord:
         self._fold()
         return {
             "sum": self.sum, "steps": self.steps, "total": self.total, "total_steps": self.total_steps,
-            "not_finite": self.not_finite,
+            "not_finite": self.not_finite, "lr": float(self.lr),
+            "norm": None if self.norm is None else float(self.norm),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

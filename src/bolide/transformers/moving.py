@@ -65,8 +65,11 @@ def for_batches_of_now(own: dict[str, Any], owner: Any) -> dict[str, Any]:
     windowed, saved = isinstance(owner._engine_loader, Windows), data["position"]["readers"][0]
     place = saved.get("loader")
     was_windowed = isinstance(place, dict) and set(place) == {"reader", "taken"}
-    if was_windowed == windowed and (not windowed or place["taken"] == steps * owner.args.gradient_accumulation_steps):
-        return own
+    if was_windowed == windowed:
+        taken = steps * owner.args.gradient_accumulation_steps
+        # the last window of an epoch may be short, and nothing follows it there
+        if not windowed or own["progress"]["is_last_batch"] or place["taken"] == taken:
+            return own
     parts = own.get("ranks") or []
     return {
         **own, "data": _data_of_now(data, steps, owner),

@@ -443,7 +443,7 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
         folder = self._folder_to_go_on_from(resume_from_checkpoint)
         if folder is not None:
             self._take_state(folder)
-        elif args.should_save and args.save_strategy != "no" and self._trial is None:
+        elif not resume_from_checkpoint and args.should_save and args.save_strategy != "no" and self._trial is None:
             tell_of_earlier_run(self._get_output_dir(self._trial))
         self._newest_checkpoint = folder
         self._steps_before = self.state.global_step
