@@ -447,3 +447,16 @@ def schedule_free(door, out):
     trainer = door.Trainer(Net(), args, train_dataset=points(), eval_dataset=points(8, 1))
     trainer.train()
     return trainer
+
+
+@script
+def trained_twice_and_epochs_cut_short(door, out):
+    class Cut(door.TrainerCallback):
+        def on_epoch_begin(self, args, state, control, **kwargs):
+            control.should_epoch_stop = state.epoch >= 1
+
+    trainer = door.Trainer(Net(0.0), arguments(door, out), train_dataset=points(), callbacks=[Cut])
+    trainer.train()
+    steps = trainer.state.global_step
+    trainer.train()
+    return trainer, steps

@@ -80,6 +80,15 @@ def test_inputs_and_losses_for_metrics(tmp_path):
     assert isinstance(found["eval_first"], float)
 
 
+def test_inputs_of_a_plain_module_are_what_its_forward_takes_first(tmp_path):
+    shapes = []
+    one = trainer(
+        tmp_path, include_for_metrics=["inputs"], compute_metrics=lambda p: shapes.append(p.inputs.shape) or {}
+    )
+    one.evaluate(points(9))
+    assert shapes == [(9, 4)]
+
+
 def test_what_is_kept_of_logits(tmp_path):
     one = trainer(tmp_path, preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1))
     assert one.predict(points(7)).predictions.shape == (7,)

@@ -226,6 +226,7 @@ class Bridge(Checkpoint):
         owner.control.should_epoch_stop = False
         owner._adapter.begin_epoch()
         owner._tell("on_epoch_begin")
+        owner.callback_handler.rest.until = 0  # what a callback asked for just now holds after the first step
         self.choose_step()
 
     def choose_step(self) -> None:
@@ -285,6 +286,8 @@ class Bridge(Checkpoint):
             ranks.agree(owner, "the end of an epoch")
         if control.should_log or control.should_evaluate or control.should_save:
             owner._act()
+        if trainer.progress.epoch + 1 >= owner.state.num_train_epochs:  # also where callbacks cut epochs short
+            trainer.should_stop = True
         self.stop_where_asked(trainer)
 
     def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:

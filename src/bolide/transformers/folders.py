@@ -23,7 +23,7 @@ from bolide.checkpoint import io
 from bolide.checkpoint.digest import DamagedCheckpointError
 from bolide.checkpoint.file import read_checkpoint, write_checkpoint
 from bolide.core.errors import CheckpointError, CheckpointNotFoundError
-from bolide.core.messages import warn
+from bolide.core.messages import info, warn
 from bolide.seed import generators, states_of
 from bolide.transformers import foreign, moving, weights
 from bolide.transformers.loss import call
@@ -148,6 +148,17 @@ def get_last_checkpoint(output_dir: str) -> str | None:
             return folder
         warn(f"The checkpoint {folder!r} is passed over: {problem}.")
     return None
+
+
+def tell_of_earlier_run(output_dir: str) -> None:
+    """Says that a run which starts anew shares its folder with checkpoints that a resume would take for its own."""
+    found = checkpoints_in(output_dir)
+    if found:
+        info(
+            f"Training starts anew in {output_dir!r}, which holds {os.path.basename(found[-1])} of an earlier run. "
+            "resume_from_checkpoint=True goes on from the highest number there: remove it, write another output_dir, "
+            "or train(resume_from_checkpoint=True) to go on."
+        )
 
 
 def recover(output_dir: str) -> None:

@@ -37,6 +37,8 @@ class Making:
     _optimizer_is_users = False
     _steps_scheduler = True
     _made_rates: Sequence[float] = ()
+    _made_optimizer = _made_scheduler = False
+    _rate_of_optimizer: float | None = None
     _signature_columns: list[str] | None = None
 
     # ------------------------------------------------------------------ loaders
@@ -170,7 +172,9 @@ class Making:
 
     def _make_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Has both made, by whatever a subclass overrides, and notes what is to be known of them."""
-        self._optimizer_is_users = self.optimizer is not None
+        self._made_optimizer |= self.optimizer is None
+        self._made_scheduler = self.lr_scheduler is None
+        self._optimizer_is_users = not self._made_optimizer
         self.create_optimizer_and_scheduler(num_training_steps)
         missing = [name for name in ("optimizer", "lr_scheduler") if getattr(self, name, None) is None]
         if missing:
@@ -202,6 +206,11 @@ class Making:
             decay = self.get_decay_parameter_names(model)
             joins = not self.args.deepspeed  # it puts flat tensors into the groups
             self.optimizer = optimizers.build(kind, options, model, decay, self.args.weight_decay, joins)
+            rate = self.args.learning_rate
+            self._rate_of_optimizer = rate if options.get("lr") == rate else None
+        elif self._rate_of_optimizer not in (None, self.args.learning_rate):  # of an earlier train()
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] = self._rate_of_optimizer = self.args.learning_rate
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -212,6 +221,7 @@ class Making:
             used = optimizer if optimizer is not None else self.optimizer
             self.lr_scheduler = zero.scheduler_of(self.args, used, num_training_steps)
         if self.lr_scheduler is None:
+            self._made_scheduler = True
             self.lr_scheduler = schedules.get_scheduler(
                 self.args.lr_scheduler_type,
                 optimizer if optimizer is not None else self.optimizer,

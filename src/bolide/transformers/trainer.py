@@ -33,7 +33,7 @@ from bolide.transformers.adapter import Adapter, Bridge
 from bolide.transformers.arguments import TrainingArguments
 from bolide.transformers.data import windows
 from bolide.transformers.evaluating import Evaluating
-from bolide.transformers.folders import FolderFormat, checkpoints_in, get_last_checkpoint, rotate
+from bolide.transformers.folders import FolderFormat, get_last_checkpoint, rotate, tell_of_earlier_run
 from bolide.transformers.keeping import Keeping, counts_parameters
 from bolide.transformers.losses import LossRecord
 from bolide.transformers.making import Making
@@ -338,6 +338,8 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
 
             zero.refuse_again(args, self._has_trained)
             self.optimizer = self.lr_scheduler = None  # its engine puts tensors of its own into an optimizer
+        if self._made_scheduler:
+            self.lr_scheduler = None  # of an earlier train(): it is over
         self._made_engine = self._made_adapter = None
         self._look_at_model()
         setup.prepare_model(self)
@@ -407,7 +409,8 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
 
     def _folder_to_go_on_from(self, resume: Any) -> str | None:
         if resume is None or resume is False:
-            self._tell_of_earlier_checkpoints()
+            if self.args.should_save and self.args.save_strategy != "no":
+                tell_of_earlier_run(self._run_dir())
             return None
         if resume is True or resume in ("auto", "True", "true"):
             folder = collectives.on_rank_zero(lambda: get_last_checkpoint(self._run_dir()))
@@ -418,18 +421,6 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
         if not os.path.isdir(path):
             raise CheckpointNotFoundError(f"resume_from_checkpoint={path!r}: there is no such folder.{beside(path)}")
         return path
-
-    def _tell_of_earlier_checkpoints(self) -> None:
-        """Says that a run which starts anew shares its folder with checkpoints that a resume would take for its own."""
-        if self.args.save_strategy == "no" or not self.args.should_save:
-            return
-        found = checkpoints_in(self._run_dir())
-        if found:
-            info(
-                f"Training starts anew in {self._run_dir()!r}, which holds {os.path.basename(found[-1])} of an earlier "
-                "run. resume_from_checkpoint=True goes on from the highest number there: remove it, write another "
-                "output_dir, or train(resume_from_checkpoint=True) to go on."
-            )
 
     def _take_state(self, folder: str) -> None:
         """Takes over the record of a checkpoint; what the arguments say now holds, and what changed is told."""
