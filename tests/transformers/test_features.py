@@ -493,6 +493,14 @@ def test_the_bar_and_the_trackers(tmp_path, capsys):
     assert len(board.Scalars("eval/loss")) == 2
 
 
+def test_lines_are_printed_with_four_digits_with_and_without_a_bar(tmp_path, capsys):
+    for off in (True, False):
+        one = trainer(tmp_path, num_train_epochs=1, disable_tqdm=off)
+        one.train()
+        loss = one.state.log_history[0]["loss"]
+        assert f"{{'loss': {float(f'{loss:.4g}')}, " in capsys.readouterr().out
+
+
 def test_trackers_that_are_not_there(tmp_path):
     with pytest.raises((MissingPackageError, RuntimeError, ImportError), match="wandb"):
         trainer(tmp_path, report_to="wandb")
