@@ -591,3 +591,16 @@ def a_loss_by_the_count_in_training_and_evaluation(door, out):
     )  # fmt: skip
     trainer.train()
     return trainer
+
+
+@script
+def trained_twice_and_epochs_cut_short(door, out):
+    class Cut(door.TrainerCallback):
+        def on_epoch_begin(self, args, state, control, **kwargs):
+            control.should_epoch_stop = state.epoch >= 1
+
+    trainer = door.Trainer(Net(0.0), arguments(door, out), train_dataset=points(), callbacks=[Cut])
+    trainer.train()
+    steps = trainer.state.global_step
+    trainer.train()
+    return trainer, steps

@@ -82,6 +82,15 @@ def test_inputs_and_losses_for_metrics(tmp_path):
     assert isinstance(found["eval_first"], float)
 
 
+def test_inputs_of_a_plain_module_are_what_its_forward_takes_first(tmp_path):
+    shapes = []
+    one = trainer(
+        tmp_path, include_for_metrics=["inputs"], compute_metrics=lambda p: shapes.append(p.inputs.shape) or {}
+    )
+    one.evaluate(points(9))
+    assert shapes == [(9, 4)]
+
+
 def test_what_is_kept_of_logits(tmp_path):
     one = trainer(tmp_path, preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1))
     assert one.predict(points(7)).predictions.shape == (7,)
@@ -509,6 +518,14 @@ def test_the_bar_and_the_trackers(tmp_path, capsys):
     board.Reload()
     assert [event.step for event in board.Scalars("train/loss")] == [2, 4, 6, 8, 10, 12]
     assert len(board.Scalars("eval/loss")) == 2
+
+
+def test_lines_are_printed_with_four_digits_with_and_without_a_bar(tmp_path, capsys):
+    for off in (True, False):
+        one = trainer(tmp_path, num_train_epochs=1, disable_tqdm=off)
+        one.train()
+        loss = one.state.log_history[0]["loss"]
+        assert f"{{'loss': {float(f'{loss:.4g}')}, " in capsys.readouterr().out
 
 
 def test_trackers_that_are_not_there(tmp_path):

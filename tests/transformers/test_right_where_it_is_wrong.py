@@ -442,3 +442,34 @@ def test_an_override_that_makes_no_schedule_is_told(tmp_path):
 
     with pytest.raises(UserCodeError, match="Half has made no lr_scheduler; set self.lr_scheduler"):
         Half(Net(), arguments(door, str(tmp_path)), train_dataset=points()).train()
+
+
+# ---------------------------------------------------------------------- training more than once
+
+
+def test_a_second_training_has_a_schedule_of_its_own(tmp_path):
+    trainer = door.Trainer(Net(), arguments(door, str(tmp_path), logging_steps=3), train_dataset=points())
+    trainer.train()
+    first = [line["learning_rate"] for line in trainer.state.log_history if "loss" in line]
+    moments = trainer.optimizer
+    trainer.train()
+    assert [line["learning_rate"] for line in trainer.state.log_history if "loss" in line] == first
+    assert first[0] > first[-1] > 0
+    assert trainer.optimizer is moments
+    trainer.args.learning_rate = 0.5
+    trainer.train()
+    again = [line["learning_rate"] for line in trainer.state.log_history if "loss" in line]
+    assert again == pytest.approx([50 * rate for rate in first])
+
+
+def test_epochs_that_a_callback_cuts_short_count(tmp_path):
+    class Cut(door.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_epoch_stop = state.global_step % 2 == 0
+
+    trainer = door.Trainer(
+        Net(), arguments(door, str(tmp_path), num_train_epochs=3), train_dataset=points(), callbacks=[Cut]
+    )
+    trainer.train()
+    assert trainer.state.global_step == 6
+    assert trainer.state.max_steps == 18

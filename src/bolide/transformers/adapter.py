@@ -250,6 +250,7 @@ class Bridge(Checkpoint):
         owner.control.should_epoch_stop = False
         owner._adapter.begin_epoch()
         owner._tell("on_epoch_begin")
+        owner.callback_handler.rest.until = 0  # what a callback asked for just now holds after the first step
         self.choose_step()
 
     def choose_step(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tqdm import tqdm
@@ -302,8 +302,7 @@ class ProgressCallback(TrainerCallback):
         """Prints what is logged above the bar, which is drawn again at once, or at its next move where that is near."""
         if self.training_bar is None or not logs:
             return
-        values = {key: _short(value) for key, value in logs.items() if key != "total_flos"}
-        text, now_s = str(values)[: 100 * self.max_str_len], time.monotonic()
+        text, now_s = str(_shown(logs))[: 100 * self.max_str_len], time.monotonic()
         if now_s - self.written_s < REFRESH_S:
             self.training_bar.clear()
             print(text, file=sys.stdout)
@@ -320,8 +319,12 @@ class ProgressCallback(TrainerCallback):
             self.training_bar = None
 
 
-def _short(value: Any) -> Any:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+def _shown(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """A log line as it is printed: four digits suffice to read."""
+    return {
+        key: float(f"{value:.4g}") if isinstance(value, float) else value
+        for key, value in logs.items() if key != "total_flos"
+    }  # fmt: skip
 
 
 class PrinterCallback(TrainerCallback):
@@ -330,7 +333,7 @@ class PrinterCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
         """Prints it."""
         if state.is_local_process_zero and logs:
-            print({key: value for key, value in logs.items() if key != "total_flos"})
+            print(_shown(logs))
 
 
 class EarlyStoppingCallback(TrainerCallback, ExportableState):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bolide.core.errors import ConfigError
 from bolide.core.messages import warn_once
-from bolide.transformers import ranks
+from bolide.transformers import ranks, setup
 from bolide.transformers.evaluation import (
     Collected,
     MeanLoss,
@@ -209,7 +209,10 @@ class Evaluating:
     def _inputs_kept(self, inputs: Any) -> Any:
         if "inputs" not in self.args.include_for_metrics or not isinstance(inputs, Mapping):
             return None
-        name = getattr(base_of(self.model), "main_input_name", None) or "input_ids"
+        base = base_of(self.model)
+        name = getattr(base, "main_input_name", None)
+        if name is None:  # a plain module: what its forward takes first
+            name = next((name for name in setup.parameters_of(type(base).forward) if name in inputs), None)
         return inputs.get(name)
 
     def _metrics_of_batch(self, collected: Pass, batch: Any, final: bool) -> None:

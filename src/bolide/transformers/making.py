@@ -39,6 +39,7 @@ class Making:
     _made_optimizer: Any = None
     _made_scheduler: Any = None
     _made_rates: Sequence[float] = ()
+    _rate_of_optimizer: float | None = None
     _signature_columns: list[str] | None = None
 
     # ------------------------------------------------------------------ loaders
@@ -238,6 +239,11 @@ class Making:
             decay = self.get_decay_parameter_names(model)
             joins = not self.args.deepspeed  # it puts flat tensors into the groups
             self.optimizer = optimizers.build(kind, options, model, decay, self.args.weight_decay, joins)
+            rate = self.args.learning_rate
+            self._rate_of_optimizer = rate if options.get("lr") == rate else None
+        elif self._rate_of_optimizer not in (None, self.args.learning_rate):  # of an earlier train()
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] = self._rate_of_optimizer = self.args.learning_rate
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:

@@ -31,7 +31,7 @@ class Repeating:
         """Starts again from the first weights, with 0.9 times the batch, until memory suffices."""
         trainer: Any = self
         first = copy.deepcopy({name: value.detach().cpu() for name, value in self.model.state_dict().items()})
-        given, states = self.optimizer, generators()
+        given, states = None if self.optimizer is trainer._made_optimizer else self.optimizer, generators()
         while True:
             try:
                 return trainer._inner_training_loop(**trainer._loop_settings(resume))
