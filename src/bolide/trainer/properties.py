@@ -205,7 +205,7 @@ class TrainerProperties(metaclass=RemovedNames):
     @property
     def enable_validation(self) -> bool:
         """Whether this fit validates."""
-        return self._run.validation_enabled if self._run is not None else True
+        return self._run.validation_enabled and self.limit_val_batches != 0 if self._run is not None else True
 
     # ------------------------------------------------------------------ what it works with
 
