@@ -125,3 +125,17 @@ def test_names_of_trials_and_memory(tmp_path):
     assert os.path.basename(os.path.dirname(best.checkpoint)).startswith("trial-")
     assert one.optimizer is None
     assert isinstance(one.model, torch.nn.Module)
+
+
+def test_the_state_tells_callbacks_which_trial_trains(tmp_path):
+    class Looks(door.TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            seen.append((state.is_hyper_param_search, state.trial_name, state.trial_params))
+
+    seen: list[Any] = []
+    one = trainer(tmp_path, callbacks=[Looks()], max_steps=1)
+    best = one.hyperparameter_search(space, loss, n_trials=2, hp_name=lambda trial: f"trial-{trial.number}")
+    assert [(searches, name) for searches, name, _ in seen] == [(True, "trial-0"), (True, "trial-1")]
+    assert best.hyperparameters in [settings for _, _, settings in seen]
+    one.train()
+    assert seen[2] == (False, None, None)

@@ -388,7 +388,11 @@ class Trainer(Making, Evaluating, Keeping, Repeating, ranks.SharedStep):
             if every is not None:
                 setattr(run, name, max(1, math.ceil(run.max_steps * every)) if every < 1 else int(every))
         run.epoch = 0
-        run.is_hyper_param_search = self._trial is not None
+        trial = self._trial
+        run.is_hyper_param_search = trial is not None
+        if trial is not None:
+            run.trial_name = None if self.hp_name is None else self.hp_name(trial)
+            run.trial_params = dict(trial if isinstance(trial, dict) else trial.params)
         self.state = run
 
     def _logs_after(self, step: int, last_of_epoch: bool) -> bool:
