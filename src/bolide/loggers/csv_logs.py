@@ -137,7 +137,7 @@ class CSVLogger(FileLogger):
     @property
     def log_dir(self) -> str:
         """The folder of this run."""
-        return folders.run_folder(self._save_dir, self._name, self.version)
+        return self.run_dir
 
     @property
     def experiment(self) -> ExperimentWriter:

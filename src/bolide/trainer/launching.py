@@ -91,8 +91,8 @@ def run_as_ranks(trainer: Trainer, fn: str, **arguments: Any) -> Any:
 
         if str(arguments["ckpt_path"]) == "auto" and env.get("BOLIDE_RUN_DIR") is None:
             resolve_ckpt_path(trainer, fn, "auto", model_given=True)  # the loggers take the folder that it goes on in
-        if env.get("BOLIDE_RUN_DIR") is None and trainer.log_dir is not None:
-            env.set("BOLIDE_RUN_DIR", str(trainer.log_dir))
+        if env.get("BOLIDE_RUN_DIR") is None and trainer.run_dir is not None:
+            env.set("BOLIDE_RUN_DIR", str(trainer.run_dir))
         launch = Launch(
             command,
             world.local_world_size,

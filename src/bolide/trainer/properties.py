@@ -332,6 +332,11 @@ class TrainerProperties(metaclass=RemovedNames):
             return self.default_root_dir
         return logger.log_dir if logger.log_dir is not None else logger.save_dir
 
+    @property
+    def run_dir(self) -> str | None:
+        """The folder of this run, in which its checkpoints have theirs; a logger may write to one below it."""
+        return getattr(self.logger, "run_dir", None) or self.log_dir
+
     # ------------------------------------------------------------------ callbacks by kind
 
     def _callbacks_of(self, kind: type[Any]) -> list[Any]:
