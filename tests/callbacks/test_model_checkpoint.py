@@ -462,3 +462,11 @@ def test_verbose_says_what_was_saved(tmp_path, caplog, monitor):
     fit(saver, values=(2, 1), max_epochs=2, train=3)
     said = [record.getMessage() for record in caplog.records if "saved as" in record.getMessage()]
     assert len(said) == 2 and said[1].startswith("Epoch 1, step 6: ") and said[1].endswith(saver.best_model_path)
+
+
+@pytest.mark.parametrize("interval", ["soon", "3 epochs", 5, {"fortnights": 1}])
+def test_an_interval_that_is_no_time_is_told_with_the_other_settings(interval):
+    with pytest.raises(ConfigError) as caught:
+        ModelCheckpoint(train_time_interval=interval, mode="best")
+    assert "mode='best'" in str(caught.value)
+    assert f"train_time_interval={interval!r} is no length of time" in str(caught.value)

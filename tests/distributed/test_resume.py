@@ -3,6 +3,7 @@ its samples."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,28 @@ def test_a_single_process_is_watched_and_started_again_too(tmp_path: Path) -> No
     done = run_script(tmp_path, body, str(tmp_path))
     assert done.returncode == 0, done.stderr[-2000:]
     assert "attempt 1 step 16" in done.stdout and "last.ckpt" in done.stdout
+
+
+def test_one_process_that_starts_again_goes_on_in_its_folder(tmp_path: Path) -> None:
+    body = """
+    class Fails(Net):
+        def training_step(self, batch, batch_idx):
+            if self.global_step == 4 and not os.path.exists("failed"):
+                open("failed", "w").close()
+                raise RuntimeError("once")
+            return self.loss(batch)
+
+    saved = pl.callbacks.ModelCheckpoint(every_n_train_steps=1, save_top_k=-1)
+    logger = pl.loggers.TensorBoardLogger("logs", sub_dir="events")
+    one = trainer(1, logger=logger, enable_checkpointing=True, callbacks=[saved],
+                  log_every_n_steps=1, resilience={"max_restarts": 1})
+    one.fit(Fails(), batches(32, 4))
+    print("step", one.global_step, one.run_dir, len(os.listdir(saved.dirpath)))
+    """
+    done = run_script(tmp_path, body)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "step 16 logs/lightning_logs/version_0 17" in done.stdout  # each save, and the mark of the end
+    assert os.listdir(tmp_path / "logs" / "lightning_logs") == ["version_0"]
 
 
 def test_a_launch_that_starts_again_goes_on_in_its_folder(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import torch
 import yaml
 
 from bolide.checkpoint import io
+from bolide.core.errors import ConfigError
 from bolide.loggers import CSVLogger
 from bolide.loggers.csv_logs import ExperimentWriter
 from tests.callbacks.support import Scored, fit, trainer
@@ -157,3 +158,8 @@ def test_the_file_is_lightnings(tmp_path):
         logger.finalize("success")
         texts.append(text_of(logger).replace("\r\n", "\n"))
     assert texts[0] == texts[1]
+
+
+def test_a_rhythm_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="flush_logs_every_n_steps=0"):
+        CSVLogger(tmp_path, flush_logs_every_n_steps=0)

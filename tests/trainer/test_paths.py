@@ -13,10 +13,10 @@ import bolide
 from bolide.callbacks import ModelCheckpoint
 from bolide.checkpoint import store
 from bolide.checkpoint.file import manifest_at
-from bolide.checkpoint.lock import RunLock
+from bolide.checkpoint.lock import FolderInUseError, RunLock
 from bolide.core.errors import CheckpointError, CheckpointNotFoundError
 from bolide.demos.boring_classes import BoringModel
-from bolide.loggers import CSVLogger
+from bolide.loggers import CSVLogger, TensorBoardLogger
 from bolide.trainer.paths import resolve_ckpt_path
 
 
@@ -179,3 +179,32 @@ def test_a_named_path_is_an_error_and_stays(tmp_path: Path) -> None:
     assert (folder / "last.ckpt").exists() and not (folder / "quarantine").exists()
     with pytest.raises(CheckpointNotFoundError, match=r"lost\.ckpt.*There is"):
         where(tmp_path, str(folder / "lost.ckpt"))
+
+
+# ---- loggers that write below the run's folder
+
+
+@pytest.mark.parametrize("version", [None, 3, "mine"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_logger_with_a_sub_dir_has_its_checkpoints_found(tmp_path: Path, version: Any, elsewhere: bool) -> None:
+    def made() -> tuple[TensorBoardLogger, ModelCheckpoint]:
+        saver = keeper(dirpath=tmp_path / "elsewhere") if elsewhere else keeper()
+        return TensorBoardLogger(tmp_path, version=version, sub_dir="events"), saver
+
+    for steps in (2, 5):
+        logger, saver = made()
+        went_on = fitted(tmp_path, steps, saver, logger=logger, ckpt_path="auto")
+        assert went_on.log_dir == os.path.join(str(went_on.run_dir), "events")
+        assert Path(str(went_on.run_dir)).name == {None: "version_0", 3: "version_3"}.get(version, version)
+        unfinished(tmp_path)
+    assert went_on.global_step == 5 and len(list(tmp_path.rglob("*step=2.ckpt"))) == 1
+
+
+def test_a_run_with_a_sub_dir_is_locked_as_a_whole(tmp_path: Path) -> None:
+    steps = trainer(tmp_path, 9, keeper(), logger=TensorBoardLogger(tmp_path, version=3, sub_dir="a")).steps(
+        BoringModel()
+    )
+    next(steps)
+    with pytest.raises(FolderInUseError, match="version_3"):
+        fitted(tmp_path, 9, keeper(dirpath=tmp_path / "x"), logger=TensorBoardLogger(tmp_path, version=3, sub_dir="b"))
+    steps.close()

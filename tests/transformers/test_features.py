@@ -329,7 +329,10 @@ def test_the_accelerator_s_names(tmp_path):
     assert accelerator.gather(value) is value
     assert accelerator.gather_for_metrics(value) is value
     model = Net()
-    assert accelerator.unwrap_model(torch.compile(model, backend="eager")) is model
+    compiled = torch.compile(model, backend="eager")
+    assert accelerator.unwrap_model(compiled) is model
+    assert accelerator.unwrap_model(compiled, keep_torch_compile=True) is compiled
+    assert accelerator.unwrap_model(torch.nn.DataParallel(compiled), keep_torch_compile=True) is compiled
     accelerator.wait_for_everyone()
     with accelerator.autocast():
         loss = model(**points(2).columns)["loss"]

@@ -221,3 +221,17 @@ def test_a_second_search_in_the_same_folder_finds_its_own_checkpoints(tmp_path):
     )
     assert fast.checkpoint is not None and fast.checkpoint.endswith("checkpoint-6")
     assert os.listdir(os.path.dirname(fast.checkpoint)) == ["checkpoint-6"]
+
+
+def test_the_state_tells_callbacks_which_trial_trains(tmp_path):
+    class Looks(door.TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            seen.append((state.is_hyper_param_search, state.trial_name, state.trial_params))
+
+    seen: list[Any] = []
+    one = trainer(tmp_path, callbacks=[Looks()], max_steps=1)
+    best = one.hyperparameter_search(space, loss, n_trials=2, hp_name=lambda trial: f"trial-{trial.number}")
+    assert [(searches, name) for searches, name, _ in seen] == [(True, "trial-0"), (True, "trial-1")]
+    assert best.hyperparameters in [settings for _, _, settings in seen]
+    one.train()
+    assert seen[2] == (False, None, None)

@@ -138,6 +138,10 @@ def test_the_best_model_is_loaded_and_scripts_find_their_names(tmp_path):
         count = sum(p.numel() for p in trainer.model.parameters())
         norm = trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), 1.0)
         assert float(norm) == pytest.approx(count**0.5)
+        for i, p in enumerate(trainer.model.parameters()):
+            p.grad = torch.ones_like(p) * (i + 1)
+        largest = trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), 0.5, norm_type=float("inf"))
+        assert float(largest) == len(list(trainer.model.parameters()))
         return state, trainer.state.best_model_checkpoint, whole(trainer.model), trainer.evaluate()["eval_loss"]
 
     first, second = in_ranks(2, work)

@@ -113,7 +113,15 @@ class ModelCheckpoint(Checkpoint):
             every_n_train_steps=every_n_train_steps, every_n_epochs=every_n_epochs,
             has_interval=train_time_interval is not None,
         )  # fmt: skip
-        if found := [f"ModelCheckpoint: {text}" for text in wrong]:
+        found = [f"ModelCheckpoint: {text}" for text in wrong]
+        try:
+            self._train_time_interval = None if train_time_interval is None else parse_duration(train_time_interval)
+        except (ValueError, TypeError) as error:
+            found.append(
+                f"ModelCheckpoint: train_time_interval={train_time_interval!r} is no length of time; write "
+                f'"15 min", or a timedelta ({error})'
+            )
+        if found:
             raise ConfigError(found)
         self.monitor = monitor
         self.verbose = verbose
@@ -127,7 +135,6 @@ class ModelCheckpoint(Checkpoint):
         self.dirpath = _absolute(dirpath)
         self._save_on_train_epoch_end = save_on_train_epoch_end
         self._enable_version_counter = enable_version_counter
-        self._train_time_interval = None if train_time_interval is None else parse_duration(train_time_interval)
         interval_s = None if self._train_time_interval is None else self._train_time_interval.total_seconds()
         self._rhythm = policy.rhythm(every_n_train_steps, every_n_epochs, interval_s)
         self._by_batch = self._rhythm.by_batch

@@ -165,17 +165,7 @@ def open_training(run: Run) -> bool:
         raise no_batch()
     if not run.restored or run.val_every.unit == "seconds":
         run.val_timer_s = time.monotonic()
-    if run.val_every.unit == "batches" and run.config.check_val_every_n_epoch is not None:
-        if run.val_every.count > run.count:
-            raise UserCodeError(
-                f"val_check_interval={run.config.val_check_interval} is more than the {run.count:g} batches of an "
-                "epoch; write a smaller number, or check_val_every_n_epoch=None to count across epochs"
-            )
-    if run.val_every.unit == "share" and math.isinf(run.count) and run.val_every.count != 1.0:
-        raise UserCodeError(
-            f"val_check_interval={run.config.val_check_interval} is a share of an epoch, and the training loader has "
-            "no length; write a number of batches"
-        )
+    check_interval(run)
     accumulate = run.trainer.accumulate_grad_batches
     if run.module.automatic_optimization and accumulate > run.count:
         warn_once(
@@ -190,6 +180,25 @@ def open_training(run: Run) -> bool:
             PossibleUserWarning,
         )
     return True
+
+
+def check_interval(run: Run) -> None:
+    """Whether validation can be due as often as `val_check_interval` says.
+
+    Raises:
+        UserCodeError: it cannot.
+    """
+    if run.val_every.unit == "batches" and run.config.check_val_every_n_epoch is not None:
+        if run.val_every.count > run.count:
+            raise UserCodeError(
+                f"val_check_interval={run.config.val_check_interval} is more than the {run.count:g} batches of an "
+                "epoch; write a smaller number, or check_val_every_n_epoch=None to count across epochs"
+            )
+    if run.val_every.unit == "share" and math.isinf(run.count) and run.val_every.count != 1.0:
+        raise UserCodeError(
+            f"val_check_interval={run.config.val_check_interval} is a share of an epoch, and the training loader has "
+            "no length; write a number of batches"
+        )
 
 
 def load_train(run: Run) -> None:
@@ -250,6 +259,9 @@ def open_epoch(run: Run, iterator: Any) -> Any:
     else:
         run.train.relimit(train_limit(run), resumed=progress.mid_epoch)
         ranks.agree_on_length(run)
+    if run.val_every != run.config.interval:  # it was changed since
+        run.val_every = run.config.interval
+        check_interval(run)
     resumed = progress.mid_epoch
     run.validated_this_epoch = resumed and run.validated_this_epoch
     run.log.epoch = progress.epoch
@@ -377,6 +389,9 @@ def open_validation(run: Run, data: EvalData) -> None:
     reload = run.trainer.reload_dataloaders_every_n_epochs
     due = bool(reload) and run.progress.epoch - data.loaded_epoch >= reload and data.given is None
     if data.loaders is not None and not due:
+        limit = eval_limit(run, "validate", run.config.limit_val_batches)
+        if (type(limit), limit) != (type(data.limit), data.limit):  # changed since; 1 is a batch, and 1.0 all of them
+            data.sources, data.limit = eval_sources(data.read, limit, "validate"), limit
         return
     load_eval(run, data, "validate", "val_dataloader", run.config.limit_val_batches)
     data.loaded_epoch = run.progress.epoch
@@ -388,11 +403,16 @@ def load_eval(run: Run, data: EvalData, stage: str, hook: str, limit: float | No
     loaders = data.given if data.given is not None else from_hook(run, hook)
     if run.config.overfit_batches > 0 and stage == "validate":
         loaders = without_shuffling(loaders, "validation")
-        limit = run.config.overfit_batches if run.state.fn == "fit" else limit
     data.loaders = loaders
-    if run.strategy.distributed:
-        loaders = ranks.part_of(run, loaders, training=False)
-    data.sources = eval_sources(loaders, limit, stage)
+    data.read = ranks.part_of(run, loaders, training=False) if run.strategy.distributed else loaders
+    data.limit = eval_limit(run, stage, limit)
+    data.sources = eval_sources(data.read, data.limit, stage)
+
+
+def eval_limit(run: Run, stage: str, limit: float | None) -> float | None:
+    """How many batches, or which share, of each loader an evaluation takes."""
+    overfit = run.config.overfit_batches
+    return overfit if overfit > 0 and stage == "validate" and run.state.fn == "fit" else limit
 
 
 def validate(run: Run) -> None:

@@ -42,7 +42,7 @@ def saved_run(run: Run) -> dict[str, Any]:
     """Everything of a run that is not in Lightning's keys: tensors and plain data."""
     return {
         "run_id": run.run_id,
-        "run_dir": run.trainer.log_dir,
+        "run_dir": run.trainer.run_dir,
         "fingerprint": fingerprint(),
         "rng": rng_state(),
         "data": saved_data(run),

@@ -40,6 +40,8 @@ class EvalData:
     def __init__(self) -> None:
         self.given: Any = None
         self.loaders: Any = None
+        self.read: Any = None  # the loaders, or this process's part of them
+        self.limit: float | None = None  # what the sources were made with
         self.sources: list[Source] = []
         self.steps_logged: dict[int, int] = {}
         self.loaded_epoch = -1
@@ -202,7 +204,7 @@ class Run:
     def validation_due(self, last: bool) -> bool:
         """Whether validation runs after the batch that was just committed."""
         config, progress, every = self.config, self.progress, self.val_every
-        if not self.validation_enabled:
+        if not self.validation_enabled or config.limit_val_batches == 0:
             return False
         per_epoch = config.check_val_every_n_epoch
         if not self.epoch_validates():

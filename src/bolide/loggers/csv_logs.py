@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from bolide.checkpoint import io
+from bolide.core.errors import ConfigError
 from bolide.core.messages import info, rank_zero_only
 from bolide.loggers import folders
 from bolide.loggers.file_logger import FileLogger
@@ -114,6 +115,9 @@ class CSVLogger(FileLogger):
         prefix: put in front of each metric's name, with a dash.
         flush_logs_every_n_steps: how many steps lie between two writes.
 
+    Raises:
+        ConfigError: less than one step between two writes.
+
     Example::
 
         Trainer(logger=CSVLogger("logs", name="digits")).fit(model)  # logs/digits/version_0/metrics.csv
@@ -130,6 +134,10 @@ class CSVLogger(FileLogger):
         flush_logs_every_n_steps: int = 100,
     ) -> None:
         super().__init__(save_dir, name, version)
+        if flush_logs_every_n_steps < 1:
+            raise ConfigError(
+                f"CSVLogger(flush_logs_every_n_steps={flush_logs_every_n_steps!r}) must be a whole number from 1 on"
+            )
         self._prefix = prefix
         self._flush_logs_every_n_steps = flush_logs_every_n_steps
         self._experiment: ExperimentWriter | None = None
@@ -137,7 +145,7 @@ class CSVLogger(FileLogger):
     @property
     def log_dir(self) -> str:
         """The folder of this run."""
-        return folders.run_folder(self._save_dir, self._name, self.version)
+        return self.run_dir
 
     @property
     def experiment(self) -> ExperimentWriter:

@@ -49,14 +49,19 @@ class FileLogger(Logger):
         return folders.root_folder(self._save_dir, self._name)
 
     @property
+    def run_dir(self) -> str:
+        """The folder of this run, in which its checkpoints have theirs."""
+        return folders.run_folder(self._save_dir, self._name, self.version)
+
+    @property
     def is_placed(self) -> bool:
         """Whether the run's folder is settled: its number or name was given."""
         return self._version is not None and not self._chose_number
 
     @property
     def own_folder(self) -> str | None:
-        """The folder that this run alone may write: `log_dir`."""
-        return self.log_dir
+        """The folder that this run alone may write: `run_dir`."""
+        return self.run_dir
 
     def renumber(self) -> bool:
         """Another run was quicker and has this number: takes the next one, unless it was given or is in use here.

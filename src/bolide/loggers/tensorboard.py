@@ -91,10 +91,9 @@ class TensorBoardLogger(FileLogger):
     @property
     def log_dir(self) -> str:
         """The folder of this run's event files."""
-        folder = folders.run_folder(self._save_dir, self._name, self.version)
         if self._sub_dir is None:
-            return folder
-        return io.join(folder, io.expanded(self._sub_dir).lstrip("/"))
+            return self.run_dir
+        return io.join(self.run_dir, io.expanded(self._sub_dir).lstrip("/"))
 
     @property
     def experiment(self) -> SummaryWriter:

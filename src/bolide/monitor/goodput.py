@@ -92,7 +92,7 @@ class GoodputMonitor(Callback):
         self._data_wait_s = self._recomputed_s = 0.0
         self._left_to_recompute, self._first_batch = 0, None
         self.name = uuid.uuid4().hex[:12]
-        folder = self.dirpath or env.get("BOLIDE_RUN_DIR") or trainer.log_dir or trainer.default_root_dir
+        folder = self.dirpath or env.get("BOLIDE_RUN_DIR") or trainer.run_dir or trainer.default_root_dir
         self.path, self.earlier = None, []
         if io.is_remote(folder):
             warn_once(f"GoodputMonitor writes to local folders only, not to {folder}; give dirpath.")

@@ -175,8 +175,8 @@ def _part_like(stored: Stored, own: DTensor) -> DTensor:
     )
 
 
-def clip_over_meshes(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
-    """Clips the gradients to the norm `limit` of all of them; returns the norm before (0-dim, plain).
+def clip_over_meshes(parameters: Iterable[nn.Parameter], limit: float, norm_type: float = 2.0) -> Tensor:
+    """Clips the gradients to the norm `limit` of all of them (a p-norm); returns the norm before (0-dim, plain).
 
     torch's own function takes no mix of plain tensors and DTensors, nor of meshes: norms are computed for each mesh,
     then combined. All ranks must call it.
@@ -188,11 +188,11 @@ def clip_over_meshes(parameters: Iterable[nn.Parameter], limit: float) -> Tensor
         groups.setdefault(key, []).append(parameter)
     norms: list[Tensor] = []
     for members in groups.values():
-        norm = nn.utils.get_total_norm([p.grad for p in members if p.grad is not None])
+        norm = nn.utils.get_total_norm([p.grad for p in members if p.grad is not None], norm_type)
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if not norms:
         return torch.zeros(())
-    total = torch.stack(norms).norm() if len(norms) > 1 else norms[0]
+    total = torch.linalg.vector_norm(torch.stack(norms), norm_type) if len(norms) > 1 else norms[0]
     for members in groups.values():
         nn.utils.clip_grads_with_norm_(members, limit, total)
     return total

@@ -61,9 +61,12 @@ def starts_ranks(trainer: Trainer) -> bool:
         )
     if world.starts_ranks:
         return True
-    # a single rank of an agent of its own finds itself started by torch's agent
-    lonely = env.get("TORCHELASTIC_RUN_ID") is None and not RayEnvironment.detect()
-    return watched and lonely and script_command() is not None
+    return watched and not has_launcher() and script_command() is not None
+
+
+def has_launcher() -> bool:
+    """Whether an agent or Ray started this process, which may be the only one."""
+    return env.get("TORCHELASTIC_RUN_ID") is not None or RayEnvironment.detect()
 
 
 NEEDED = {"fit": ("training_step",), "validate": ("validation_step",), "test": ("test_step",)}
@@ -91,8 +94,8 @@ def run_as_ranks(trainer: Trainer, fn: str, **arguments: Any) -> Any:
 
         if str(arguments["ckpt_path"]) == "auto" and env.get("BOLIDE_RUN_DIR") is None:
             resolve_ckpt_path(trainer, fn, "auto", model_given=True)  # the loggers take the folder that it goes on in
-        if env.get("BOLIDE_RUN_DIR") is None and trainer.log_dir is not None:
-            env.set("BOLIDE_RUN_DIR", str(trainer.log_dir))
+        if env.get("BOLIDE_RUN_DIR") is None and trainer.run_dir is not None:
+            env.set("BOLIDE_RUN_DIR", str(trainer.run_dir))
         launch = Launch(
             command,
             world.local_world_size,
@@ -197,7 +200,7 @@ def agreed_path(trainer: Trainer, fn: str, ckpt_path: Any, model_given: bool) ->
 def take_launch_folder(trainer: Trainer) -> None:
     """One folder for all restarts, where the launch has fixed one."""
     launched = env.get("BOLIDE_RUN_DIR")
-    if launched and trainer._world.launched:
+    if launched and (trainer._world.launched or has_launcher()):
         go_on_in(trainer, launched)
 
 

@@ -155,8 +155,10 @@ def _fixed_folders(trainer: Any) -> list[str]:
         folders += _checkpoint_folders(run_dir)
     folders += [str(folder) for one in trainer.checkpoint_callbacks if (folder := getattr(one, "dirpath", None))]
     for logger in trainer.loggers:
-        if getattr(logger, "_version", None) is not None and logger.log_dir:
-            folders += _checkpoint_folders(str(logger.log_dir))
+        if getattr(logger, "_version", None) is None:
+            continue  # asking it for its folder would number it
+        folder = getattr(logger, "run_dir", None) or logger.log_dir  # loggers of one's own may have no run_dir
+        folders += _checkpoint_folders(str(folder)) if folder else []
     if not trainer.loggers:
         folders += _checkpoint_folders(str(trainer.default_root_dir))
     return list(dict.fromkeys(folders))

@@ -205,7 +205,7 @@ class TrainerProperties(metaclass=RemovedNames):
     @property
     def enable_validation(self) -> bool:
         """Whether this fit validates."""
-        return self._run.validation_enabled if self._run is not None else True
+        return self._run.validation_enabled and self.limit_val_batches != 0 if self._run is not None else True
 
     # ------------------------------------------------------------------ what it works with
 
@@ -331,6 +331,11 @@ class TrainerProperties(metaclass=RemovedNames):
         if logger is None:
             return self.default_root_dir
         return logger.log_dir if logger.log_dir is not None else logger.save_dir
+
+    @property
+    def run_dir(self) -> str | None:
+        """The folder of this run, in which its checkpoints have theirs; a logger may write to one below it."""
+        return getattr(self.logger, "run_dir", None) or self.log_dir
 
     # ------------------------------------------------------------------ callbacks by kind
 

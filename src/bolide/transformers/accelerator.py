@@ -180,8 +180,10 @@ class Accelerator:
             adapter.manual_backward(loss, **kwargs)
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False) -> Any:
-        """The module within what compilation and parallelism wrapped around it."""
-        return unwrapped(model)
+        """The module within what parallelism wrapped around it, and compilation, unless that is to stay."""
+        while keep_torch_compile and type(model).__name__.endswith("Parallel"):
+            model = model.module
+        return model if keep_torch_compile else unwrapped(model)
 
     def autocast(self, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
         """The context of the run's precision."""
@@ -283,7 +285,7 @@ class Accelerator:
             from bolide.strategies.sharded import clip_over_meshes
 
             given: list[Any] = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            return clip_over_meshes([p for p in given if p.grad is not None], max_norm)
+            return clip_over_meshes([p for p in given if p.grad is not None], max_norm, float(norm_type))
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
