@@ -692,6 +692,33 @@ def test_the_record_is_right_where_training_breaks_off(tmp_path):
     assert (made.state.global_step, made.state.epoch) == (4, pytest.approx(4 / len(made.get_train_dataloader())))
 
 
+TOKENS: list[tuple[Any, Any, str | None]] = [
+    (0, 0, None), (3, None, None), (3, 3, "[CLS]"), (0, [5, 3], None), (3, [0], None), (3, [3, 0], None),
+    ([3, 0], [3, 0], None), ([0, 7], 0, "[CLS]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ends", "generated", "begin"), TOKENS)
+def test_special_tokens_are_the_tokenizer_s(tmp_path, ends, generated, begin):
+    """In the configuration, and in that of generating, where text may end in several ways."""
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]))
+
+    def tokens(package: Any) -> Any:
+        tokenizer = theirs.BertTokenizer(str(tmp_path / "vocab.txt"))
+        tokenizer.eos_token = "[SEP]"
+        if begin is not None:
+            tokenizer.bos_token = begin
+        model = gpt2()
+        model.config.eos_token_id, model.generation_config.eos_token_id = ends, generated
+        package.Trainer(
+            model, arguments(package, str(tmp_path), max_steps=1), train_dataset=texts(4), processing_class=tokenizer,
+            data_collator=lambda rows: {name: torch.stack([row[name] for row in rows]) for name in rows[0]},
+        ).train()  # fmt: skip
+        return [(c.pad_token_id, c.eos_token_id, c.bos_token_id) for c in (model.config, model.generation_config)]
+
+    assert tokens(door) == tokens(theirs)
+
+
 # ---------------------------------------------------------------------- settings that reach what they set
 
 

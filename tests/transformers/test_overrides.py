@@ -16,7 +16,7 @@ import torch
 import bolide.transformers as ours
 from bolide.core.errors import ConfigError
 from bolide.transformers.overrides import NEVER_CALLED, OLDER, without_effect
-from tests.transformers.models import Net, Rows, accuracy, gpt2, points, t5, texts
+from tests.transformers.models import Net, Rows, Stream, accuracy, gpt2, points, t5, texts
 from tests.transformers.scripts import arguments
 from tests.transformers.test_both_doors import differences
 
@@ -374,9 +374,12 @@ def test_how_long_a_run_is(tmp_path):
         trainer.train()
         again = make(door.Trainer, door, out, max_steps=7, gradient_accumulation_steps=3)
         loader = again.get_train_dataloader()
-        return seen, trainer.state.global_step, again.set_initial_training_values(again.args, loader)
+        endless = door.Trainer(Net(), arguments(door, out, max_steps=3, gradient_accumulation_steps=2),
+                               train_dataset=Stream(points(20)))  # fmt: skip
+        more = endless.set_initial_training_values(endless.args, endless.get_train_dataloader())
+        return seen, trainer.state.global_step, again.set_initial_training_values(again.args, loader), more
 
-    seen, steps, _ = same(script, tmp_path)
+    seen, steps, *_ = same(script, tmp_path)
     assert seen[0] == (2, 3, 21, 42, 8, 5, 6)
     assert steps == 5
 

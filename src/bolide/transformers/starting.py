@@ -37,7 +37,7 @@ class Starting:
 
         Returns:
             Epochs, steps of an epoch, samples of the dataset, samples of the whole training, samples of a step, batches
-            of an epoch, steps of the whole training. What an endless loader does not have is None.
+            of an epoch, steps of the whole training. A loader without a length has an epoch of as many steps.
         """
         trainer: Any = self
         batches = length_of(dataloader)
@@ -48,7 +48,8 @@ class Starting:
                     "The training dataset has no length, so its epochs cannot be counted; write max_steps=..."
                 )
             total = args.max_steps * samples
-            return sys.maxsize, args.max_steps, total, total, samples, None, args.max_steps
+            batches = args.max_steps * args.gradient_accumulation_steps
+            return sys.maxsize, args.max_steps, total, total, samples, batches, args.max_steps
         updates = max(1, math.ceil(batches / args.gradient_accumulation_steps))
         examples = trainer.num_examples(dataloader)
         if args.max_steps > 0:
@@ -65,9 +66,10 @@ class Starting:
         args = self.args
         run = trainer._new_state()
         epochs, updates, _, samples, _, batches, steps = self.set_initial_training_values(args, loader)
-        self._updates_per_epoch = updates if batches is not None else 0
+        endless = math.isinf(length_of(loader))
+        self._updates_per_epoch = 0 if endless else updates
         run.max_steps, run.num_train_epochs = steps, epochs
-        self._batches_per_epoch = math.inf if batches is None else batches
+        self._batches_per_epoch = math.inf if endless else batches
         self._window_size = args.gradient_accumulation_steps
         for name in ("logging_steps", "eval_steps", "save_steps"):
             every = getattr(args, name)
