@@ -484,14 +484,20 @@ def test_what_searches_is_known_while_it_does(tmp_path):
 
         class Looks(door.TrainerCallback):
             def on_train_begin(self, args, state, control, **kwargs):
-                seen.append(trainer.hp_search_backend == "optuna")
+                seen.append((trainer.hp_search_backend == "optuna", state.trial_name, sorted(state.trial_params)))
 
         trainer = make(door.Trainer, door, out, model_init=lambda: Net(0.0), callbacks=[Looks()],
                        eval_strategy="epoch", save_strategy="no")  # fmt: skip
-        trainer.hyperparameter_search(lambda trial: {"seed": trial.suggest_int("seed", 1, 9)}, n_trials=2)
-        return seen, trainer.hp_search_backend
+        best = trainer.hyperparameter_search(
+            lambda trial: {"seed": trial.suggest_int("seed", 1, 9)},
+            n_trials=2,
+            hp_name=lambda trial: f"n{trial.number}",
+        )
+        told = callable(trainer.hp_space), callable(trainer.compute_objective), type(trainer.objective).__name__
+        return seen, trainer.hp_search_backend, told, sorted(best.hyperparameters)
 
-    assert same(script, tmp_path) == ([True, True], None)
+    seen, *_ = same(script, tmp_path)
+    assert seen == [(True, "n0", ["seed"]), (True, "n1", ["seed"])]
 
 
 # ---------------------------------------------------------------------- telling events oneself

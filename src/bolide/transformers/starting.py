@@ -76,7 +76,11 @@ class Starting:
             if every is not None:
                 setattr(run, name, max(1, math.ceil(run.max_steps * every)) if every < 1 else int(every))
         run.epoch = 0
-        run.is_hyper_param_search = self._trial is not None
+        trial = self._trial
+        run.is_hyper_param_search = trial is not None
+        if trial is not None:
+            run.trial_name = trainer.hp_name(trial) if trainer.hp_name is not None else None
+            run.trial_params = dict(trial if isinstance(trial, dict) else getattr(trial, "params", {}))
         self.state = run
         return float(samples)
 
