@@ -84,6 +84,11 @@ class LossRecord:
         self._fold()
         return self.sum
 
+    @property
+    def pending(self) -> int:
+        """Steps since the last log line."""
+        return self.steps + len(self.waiting)
+
     def count_from_here(self) -> None:
         """`mean` is that of the steps from here on; those that wait for a log line stay in that line."""
         self._fold()
