@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -76,6 +77,20 @@ def test_a_profiler_finds_the_range_of_each_step(manual: bool) -> None:
     counts = {event.key: event.count for event in profile.key_averages()}
     assert counts["Optimizer.step#SGD.step"] == 3
     assert module.w.item() == -3.0
+
+
+def test_a_profiler_of_all_threads_finds_the_steps_of_another_thread() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds, experimental_config=all_threads) as profile:
+        thread = threading.Thread(target=lambda: step_of(optimizer)())
+        thread.start()
+        thread.join()
+    assert {event.key: event.count for event in profile.key_averages()}["Optimizer.step#SGD.step"] == 1
+    assert weight.item() == -1.0
 
 
 @KINDS

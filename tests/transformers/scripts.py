@@ -447,3 +447,131 @@ def schedule_free(door, out):
     trainer = door.Trainer(Net(), args, train_dataset=points(), eval_dataset=points(8, 1))
     trainer.train()
     return trainer
+
+
+@script
+def an_optimizer_of_a_part(door, out):
+    """The others have gradients all the same, that do not add up from step to step."""
+    model = Net(0.0)
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    args = arguments(door, out, max_grad_norm=0.5, logging_steps=1)
+    trainer = door.Trainer(model, args, train_dataset=points(), optimizers=(optimizer, None))
+    trainer.train()
+    return trainer, [parameter.grad for parameter in model.parameters()]
+
+
+@script
+def trained_again(door, out):
+    """The second training begins a schedule of its own, with the same optimizer."""
+    trainer = door.Trainer(Net(), arguments(door, out, num_train_epochs=1, logging_steps=1), train_dataset=points())
+    trainer.train()
+    first = trainer.state.log_history
+    trainer.train()
+    return trainer, first
+
+
+@script
+def trained_again_with_a_schedule_that_was_given(door, out):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 12)
+    args = arguments(door, out, num_train_epochs=1, logging_steps=1)
+    trainer = door.Trainer(model, args, train_dataset=points(), optimizers=(optimizer, schedule))
+    trainer.train()
+    trainer.train()
+    return trainer
+
+
+def asking(door, out, **asks):
+    """A training in which something is asked for within a step: what became of it."""
+    heard = []
+
+    class Asks(door.TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            heard.append(("save", state.global_step))
+
+        def on_evaluate(self, args, state, control, **kwargs):
+            heard.append(("evaluate", state.global_step))
+
+    for event, (wish, step) in asks.items():
+
+        def hear(self, args, state, control, wish=wish, step=step, **kwargs):
+            if state.global_step == step:
+                setattr(control, wish, True)
+
+        setattr(Asks, event, hear)
+    trainer = door.Trainer(
+        Net(), arguments(door, out, logging_steps=500), train_dataset=points(), eval_dataset=points(8, 1),
+        callbacks=[Asks()],
+    )  # fmt: skip
+    trainer.train()
+    return trainer, heard
+
+
+@script
+def asked_for_within_a_step(door, out):
+    return asking(
+        door, out, on_step_begin=("should_save", 1), on_pre_optimizer_step=("should_evaluate", 3),
+        on_optimizer_step=("should_log", 5),
+    )  # fmt: skip
+
+
+@script
+def stopped_within_a_step(door, out):
+    return asking(door, out, on_optimizer_step=("should_training_stop", 7))
+
+
+@script
+def epochs_that_end_early(door, out):
+    """They count: training ends with the last of them, before the last step."""
+    return asking(door, out, on_step_end=("should_epoch_stop", 2))
+
+
+@script
+def asked_for_by_the_loss(door, out):
+    class Stops(door.Trainer):
+        def compute_loss(self, *args, **kwargs):
+            self.control.should_training_stop = self.state.global_step == 4
+            return super().compute_loss(*args, **kwargs)
+
+    trainer = Stops(Net(), arguments(door, out, logging_steps=500), train_dataset=points())
+    trainer.train()
+    return trainer
+
+
+@script
+def asked_for_by_the_model(door, out):
+    class Asks(Net):
+        def forward(self, x, labels=None):
+            self.trainer.control.should_save = self.trainer.state.global_step in (2, 4)
+            return super().forward(x, labels)
+
+    saved = []
+
+    class Hears(door.TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            saved.append(state.global_step)
+
+    model = Asks()
+    trainer = door.Trainer(model, arguments(door, out, logging_steps=500), train_dataset=points(), callbacks=[Hears()])
+    object.__setattr__(model, "trainer", trainer)
+    trainer.train()
+    return trainer, saved
+
+
+def with_two_rates(door, out):
+    class Rates(door.Trainer):
+        def create_optimizer(self, model=None):
+            body, head = self.model.body.parameters(), self.model.head.parameters()
+            self.optimizer = torch.optim.SGD([{"params": body, "lr": 0.01}, {"params": head, "lr": 0.1}])
+            return self.optimizer
+
+    return Rates(Net(), arguments(door, out, save_strategy="epoch", logging_steps=1), train_dataset=points())
+
+
+@script
+def rates_of_ones_own_after_a_resume(door, out):
+    with_two_rates(door, out).train()
+    trainer = with_two_rates(door, out)
+    trainer.train(resume_from_checkpoint=f"{out}/checkpoint-6")
+    return trainer, [group["initial_lr"] for group in trainer.optimizer.param_groups]

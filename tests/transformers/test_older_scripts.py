@@ -175,3 +175,25 @@ def test_callbacks_are_those_of_transformers_where_it_is_installed():
         assert ours.TrainerState is theirs.TrainerState
         assert ours.TrainerControl is theirs.TrainerControl
         assert ours.EvalPrediction is theirs.EvalPrediction
+
+
+DROPPED_IN = """
+    from transformers import HfArgumentParser, PrinterCallback, Trainer, TrainingArguments
+    from transformers.hf_argparser import HfArgumentParser as parser
+    from transformers.trainer import Trainer as trainer, TrainingArguments as arguments
+    from transformers.trainer_callback import PrinterCallback as printer, EarlyStoppingCallback as stopping
+    import transformers
+
+    assert (HfArgumentParser, PrinterCallback, Trainer, TrainingArguments) == (parser, printer, trainer, arguments)
+    assert transformers.EarlyStoppingCallback is stopping
+    for kind in (parser, printer, trainer, arguments, stopping):
+        assert kind.__module__.startswith("bolide."), kind
+    print("done")
+"""
+
+
+def test_the_drop_in_answers_under_each_path_of_a_name():
+    pytest.importorskip("transformers")
+    done = python(DROPPED_IN, "-m", "bolide.compat.drop_in", "--transformers")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.endswith("done\n")

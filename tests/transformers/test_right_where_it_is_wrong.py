@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import bolide.transformers as door
 from bolide.checkpoint.digest import DamagedCheckpointError
+from bolide.core.errors import UserCodeError
 from tests.transformers.models import Net, Rows, Stream, Tied, accuracy, gpt2, points, texts
 from tests.transformers.scripts import Shuffled, arguments
 
@@ -374,3 +375,70 @@ def test_labels_that_nobody_finds_are_told_of(tmp_path):
         Other(), arguments(door, str(tmp_path), label_names=["target"]), eval_dataset=data, compute_metrics=accuracy
     )
     assert "eval_accuracy" in trainer.evaluate()
+
+
+# ---------------------------------------------------------------------- learning rates of a run's own, on resume
+
+
+class Layerwise(door.Trainer):
+    """An optimizer with a rate for each group."""
+
+    rates = (1e-2, 1e-3)
+
+    def create_optimizer(self):
+        if self.optimizer is None:
+            first, second = self.model.body.parameters(), self.model.head.parameters()
+            self.optimizer = torch.optim.AdamW(
+                [{"params": list(first), "lr": self.rates[0]}, {"params": list(second), "lr": self.rates[1]}]
+            )
+        return self.optimizer
+
+
+class OwnBoth(door.Trainer):
+    """Makes optimizer and schedule without asking the class it derives from."""
+
+    def create_optimizer_and_scheduler(self, num_training_steps):
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.lr_scheduler = door.get_scheduler("cosine", self.optimizer, 2, num_training_steps)
+
+
+RATES = {
+    "by group": (Layerwise, {}),
+    "of an optimizer's class": (door.Trainer, {"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 0.02})}),
+    "of both": (OwnBoth, {}),
+}
+
+
+def going_on(kind: str, out: str, resume: str | None = None, **settings: Any) -> Any:
+    cls, more = RATES[kind]
+    args = arguments(door, out, **{"save_strategy": "steps", "save_steps": 3, "learning_rate": 5e-5, **settings})
+    trainer = cls(Net(), args, train_dataset=points(), **more)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+@pytest.mark.parametrize("kind", RATES)
+def test_rates_that_are_not_the_arguments_stay_on_resume(tmp_path, kind, caplog):
+    whole = going_on(kind, str(tmp_path))
+    with caplog.at_level(logging.INFO, "bolide"):
+        again = going_on(kind, str(tmp_path), str(tmp_path / "checkpoint-6"))
+    assert same(weights(whole), weights(again))
+    assert "learning_rate is" not in caplog.text
+
+
+def test_rates_by_group_that_were_changed_take_effect(tmp_path, caplog, monkeypatch):
+    going_on("by group", str(tmp_path), lr_scheduler_type="constant")
+    monkeypatch.setattr(Layerwise, "rates", (1e-2, 0.5))
+    with caplog.at_level(logging.INFO, "bolide"):
+        again = going_on("by group", str(tmp_path), str(tmp_path / "checkpoint-6"), lr_scheduler_type="constant")
+    assert [group["lr"] for group in again.optimizer.param_groups] == [1e-2, 0.5]
+    assert "learning_rate is 0.01, 0.5 now, and was 0.01, 0.001 in the checkpoint" in caplog.text
+
+
+def test_an_override_that_makes_no_schedule_is_told(tmp_path):
+    class Half(door.Trainer):
+        def create_optimizer_and_scheduler(self, num_training_steps):
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    with pytest.raises(UserCodeError, match="Half has made no lr_scheduler; set self.lr_scheduler"):
+        Half(Net(), arguments(door, str(tmp_path)), train_dataset=points()).train()

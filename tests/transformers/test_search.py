@@ -6,12 +6,14 @@ import logging
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import bolide.transformers as door
-from bolide.core.errors import ConfigError
+from bolide.core.errors import ConfigError, UserCodeError
 from bolide.transformers import weights
+from bolide.tuner.trial import Trial
 from tests.transformers.models import Net, accuracy, points
 from tests.transformers.scripts import arguments
 
@@ -125,3 +127,84 @@ def test_names_of_trials_and_memory(tmp_path):
     assert os.path.basename(os.path.dirname(best.checkpoint)).startswith("trial-")
     assert one.optimizer is None
     assert isinstance(one.model, torch.nn.Module)
+
+
+def heard(out: Any, chosen: dict[str, Any], **more: Any) -> Any:
+    """The arguments that a trial with these settings trains by."""
+    found = []
+
+    class Looks(door.TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            found.append(args)
+
+    one = trainer(out, callbacks=[Looks()], **{"num_train_epochs": 1, **more})
+    one.hyperparameter_search(lambda trial: dict(chosen), loss, n_trials=1)
+    return found[0]
+
+
+def test_a_setting_has_the_kind_of_its_argument_not_of_what_stood_there(tmp_path):
+    args = heard(
+        tmp_path, {"num_train_epochs": 1.5, "warmup_steps": 0.25, "per_device_train_batch_size": np.int64(8)},
+    )  # fmt: skip
+    assert (args.num_train_epochs, args.warmup_steps, args.per_device_train_batch_size) == (1.5, 0.25, 8)
+    assert type(args.per_device_train_batch_size) is int
+
+
+def test_old_names_in_a_space(tmp_path):
+    with pytest.warns(FutureWarning, match="warmup_ratio is now warmup_steps"):
+        assert heard(tmp_path, {"warmup_ratio": 0.25}).warmup_steps == 0.25
+    with pytest.raises(ConfigError, match="past_index is gone"):
+        heard(tmp_path, {"past_index": 3})
+
+
+def test_the_model_may_choose_too(tmp_path):
+    one = trainer(tmp_path, num_train_epochs=1)
+    widths = []
+
+    def init(trial: Any = None) -> Any:
+        if trial is not None:
+            widths.append((trial.suggest_categorical("dropout", [0.0, 0.1]), trial.suggest_int("depth", 1, 3)))
+            trial.suggest_float("scale", 0.1, 1.0, log=True)
+        return Net(widths[-1][0] if widths else 0.0)
+
+    one.model_init = init
+    best = one.hyperparameter_search(space, loss, n_trials=3, pruner="none", storage=str(tmp_path / "study.db"))
+    chosen = best.hyperparameters
+    assert set(chosen) == {"learning_rate", "per_device_train_batch_size", "dropout", "depth", "scale"}
+    assert (chosen["dropout"], chosen["depth"]) in widths and len(widths) == 3
+    again = one.hyperparameter_search(space, loss, n_trials=3, storage=str(tmp_path / "study.db"))
+    assert again.hyperparameters == chosen
+    with pytest.raises(ConfigError, match=r"read trial.params\['depth'\]"):
+        Trial(0, {}, lambda value, step: False).suggest_int("depth", 1, 3)
+
+
+def test_a_trial_is_told_by_the_evaluations_of_its_training_alone(tmp_path):
+    names = []
+
+    class Evaluates(door.TrainerCallback):
+        def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+            one.evaluate(points(4, 3), metric_key_prefix="other")
+
+        on_train_end = on_epoch_end
+
+    def objective(metrics: dict[str, float]) -> float:
+        names.append(sorted(name for name in metrics if name.endswith("_loss")))
+        return metrics["eval_a_loss"] + metrics["eval_b_loss"]
+
+    one = trainer(tmp_path, callbacks=[Evaluates()], metric_for_best_model="a_loss")
+    one.eval_dataset = {"a": points(8, 1), "b": points(8, 2)}
+    best = one.hyperparameter_search(space, objective, n_trials=2)
+    assert names and all(found == ["eval_a_loss", "eval_b_loss"] for found in names)
+    assert {"eval_a_loss", "eval_b_loss"} <= set(best.metrics)
+
+
+def test_the_checkpoint_is_of_this_search(tmp_path):
+    more = {"load_best_model_at_end": False}
+    trainer(tmp_path, num_train_epochs=3, **more).hyperparameter_search(space, loss, n_trials=1)
+    best = trainer(tmp_path, num_train_epochs=1, **more).hyperparameter_search(space, loss, n_trials=1)
+    assert os.path.basename(best.checkpoint) == f"checkpoint-{best.history[-1]['step']}"
+
+
+def test_a_search_without_a_value_says_so(tmp_path):
+    with pytest.raises(UserCodeError, match="of its 2 trials none came to a value"):
+        trainer(tmp_path, num_train_epochs=1).hyperparameter_search(space, lambda metrics: float("nan"), n_trials=2)

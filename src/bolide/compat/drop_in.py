@@ -36,7 +36,10 @@ TRANSFORMERS: dict[str, tuple[str, ...]] = {
     ),
     "transformers.hf_argparser": ("HfArgumentParser",),
     "transformers.optimization": ("get_scheduler",),
-    "transformers.trainer": ("Trainer", "TrainingArguments", "get_last_checkpoint", "get_scheduler", "set_seed"),
+    "transformers.trainer": (
+        "PrinterCallback", "ProgressCallback", "Trainer", "TrainingArguments", "get_last_checkpoint", "get_scheduler",
+        "set_seed",
+    ),
     "transformers.trainer_callback": (
         "DefaultFlowCallback", "EarlyStoppingCallback", "PrinterCallback", "ProgressCallback",
     ),

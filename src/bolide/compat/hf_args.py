@@ -20,6 +20,11 @@ Status = Literal["exact", "ignored", "error"]
 
 Settings = dict[str, Any]
 
+OF_SEQ2SEQ = (
+    "sortish_sampler", "predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config",
+)  # fmt: skip
+"""Arguments that are of Seq2SeqTrainingArguments alone."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -137,6 +142,8 @@ def translated(given: Mapping[str, Any], known: Collection[str], owner: str) -> 
             settings[name] = value
             if name in KEPT and value is not None:
                 said.append(f"{name} is now {KEPT[name]}")
+        elif name in OF_SEQ2SEQ:
+            wrong.append(f"{owner} has no argument {name!r}; it is one of Seq2SeqTrainingArguments.")
         elif row is None:
             wrong.append(f"{owner} has no argument {name!r}." + did_you_mean(name, {*known, *ROWS}))
         else:

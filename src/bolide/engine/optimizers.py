@@ -242,7 +242,8 @@ RANGED = Optimizer.profile_hook_step(Optimizer.step).__code__
 def step_of(optimizer: Any) -> Callable[..., Any]:
     """`optimizer.step`, without the range for profilers, which is dear in a small step, where nobody records.
 
-    Whatever else was put around the step, on its class or on this optimizer, is called as ever.
+    Whatever else was put around the step, on its class or on this optimizer, is called as ever. An
+    ExecutionTraceObserver by itself, without a profiler, cannot be seen from Python: its trace lacks the range.
     """
     step: Any = getattr(type(optimizer), "step", None)
     if getattr(step, "__code__", None) is RANGED and not (
@@ -251,6 +252,7 @@ def step_of(optimizer: Any) -> Callable[..., Any]:
         or _global_optimizer_pre_hooks
         or _global_optimizer_post_hooks
         or torch.autograd._profiler_enabled()
+        or torch.autograd.profiler._is_profiler_enabled  # in another thread, which may record this one, too
     ):
         own: Any = vars(optimizer).get("step")
         if own is None:

@@ -63,11 +63,15 @@ class Adapter(LightningModule):
     def configure_optimizers(self) -> Any:
         """The trainer's optimizer and scheduler, built now that the model is where it trains."""
         owner = self.owner
-        owner.create_optimizer_and_scheduler(owner.state.max_steps)
+        owner._ready_to_step(owner.state.max_steps)
         self.is_mixed = self._running("configure_optimizers").precision.row.autocast is not None
         self.choose_step()
         # a norm is a sum of floats, and the order of its terms is that of the model
-        self.in_model_order: Any = SimpleNamespace(param_groups=[{"params": list(self.model.parameters())}])
+        parameters = list(self.model.parameters())
+        self.in_model_order: Any = SimpleNamespace(param_groups=[{"params": parameters}])
+        stepped = {id(p) for group in owner.optimizer.param_groups for p in group["params"]}
+        # an optimizer of a part of the model clears no others' gradients, which would add up, and count in the norm
+        self.beside_optimizer = [] if owner.args.deepspeed else [p for p in parameters if id(p) not in stepped]
         return [owner.optimizer], [owner.lr_scheduler]
 
     def end_epoch(self) -> None:
@@ -105,6 +109,11 @@ class Adapter(LightningModule):
         run = self.__dict__["_run"]
         self.finish_step(owner, run, loss.detach())
         owner.state.global_step = run.progress.step
+        if (
+            control.should_training_stop or control.should_epoch_stop or control.should_log
+            or control.should_evaluate or control.should_save
+        ):  # fmt: skip
+            owner.callback_handler.rest.until = 0  # the model, its data or another thread has asked for something
 
     def mixed_training_step(self, batch: Any, batch_idx: int) -> None:
         """`training_step`, where mixed precision is for the loss alone, which asks for it itself."""
@@ -186,6 +195,8 @@ class Adapter(LightningModule):
         if owner._steps_scheduler and not skipped:
             owner.lr_scheduler.step()
         clear_gradients(optimizer)
+        for parameter in self.beside_optimizer:
+            parameter.grad = None
 
     def norm_where_logged(self, run: Run) -> Tensor | None:
         """The norm of gradients that are not clipped, where the step is logged; else None: it costs something."""
@@ -216,11 +227,13 @@ class Bridge(Checkpoint):
     def __init__(self, owner: Any) -> None:
         self.owner = owner
         self.resumed: dict[str, Any] | None = None
+        self.cut_an_epoch = False
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Training begins, or goes on."""
         owner = self.owner
         owner._begin(self.resumed)
+        self.cut_an_epoch = bool(self.resumed and self.resumed.get("cut_an_epoch"))
         owner.callback_handler.rest.until = 0
         self.choose_step()
         self.resumed = None
@@ -263,6 +276,8 @@ class Bridge(Checkpoint):
         step = state.global_step
         if owner.args.torch_empty_cache_steps and step % owner.args.torch_empty_cache_steps == 0:
             owner.accelerator.free_memory()
+        if any(getattr(owner.control, wish) for wish in ranks.WISHES):  # asked for within the step, so it must be heard
+            rest.until = 0
         if step < rest.until:
             if not owner._several:
                 return
@@ -288,6 +303,9 @@ class Bridge(Checkpoint):
         self.count(trainer)
         owner = self.owner
         control = owner.control
+        self.cut_an_epoch |= control.should_epoch_stop  # such epochs count, so that steps are left at the end
+        if self.cut_an_epoch and trainer.progress.epoch + 1 >= owner.state.num_train_epochs:
+            control.should_training_stop = True
         control.should_log = control.should_evaluate = control.should_save = False
         control = owner._tell("on_epoch_end")
         if owner._several:
@@ -317,8 +335,10 @@ class Bridge(Checkpoint):
             "losses": owner._losses.state_dict(),
             "stop": bool(control.should_training_stop and owner.state.global_step < owner.state.max_steps),
             "stop_epoch": bool(control.should_epoch_stop),
+            "cut_an_epoch": self.cut_an_epoch,
             "max_steps": owner.state.max_steps,
             "loggers": [logger.position(owner.args) for logger in owner.callback_handler.loggers],
+            "made_rates": list(owner._made_rates),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

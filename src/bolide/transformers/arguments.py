@@ -210,7 +210,8 @@ class TrainingArguments(metaclass=AcceptsOldNames):
 
     def __post_init__(self) -> None:
         wrong = rules.converted(self)
-        wrong += [text for rule in rules.RULES for text in rule(self)]
+        unread = tuple(text.partition("=")[0] + "=" for text in wrong)  # what is no number needs not be a good one
+        wrong += [text for rule in rules.RULES for text in rule(self) if not text.startswith(unread)]
         if wrong:
             raise ConfigError(wrong)
         rules.fill(self)

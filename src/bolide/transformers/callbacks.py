@@ -57,7 +57,7 @@ class CallbackHandler:
     def __init__(self, callbacks: Iterable[Any], **more: Any) -> None:
         self._heard: dict[str, tuple[Hear, ...]] = {}
         self.rest = Rest()
-        self.callbacks: list[Any] = WatchedList([], self._changed)
+        self._callbacks: list[Any] = WatchedList([], self._changed)
         self.more = more
         for callback in callbacks:
             self.add_callback(callback)
@@ -67,7 +67,17 @@ class CallbackHandler:
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # a copy watches a list of its own
         self._heard, self.rest, self.more = {}, Rest(), state["more"]
-        self.callbacks = WatchedList(state["callbacks"], self._changed)
+        self._callbacks = WatchedList(state["callbacks"], self._changed)
+
+    @property
+    def callbacks(self) -> list[Any]:
+        """Who hears the events, in order; may be changed, and set to another list."""
+        return self._callbacks
+
+    @callbacks.setter
+    def callbacks(self, callbacks: Iterable[Any]) -> None:
+        self._callbacks = WatchedList(callbacks, self._changed)
+        self._changed()
 
     def _changed(self) -> None:
         self._heard.clear()
@@ -177,8 +187,10 @@ for _event in EVENTS:
     setattr(CallbackHandler, _event, _method(_event))
 
 
-def refuse_unknown(callbacks: Iterable[Any]) -> list[str]:
+def refuse_unknown(callbacks: Any) -> list[str]:
     """What is wrong with a list of callbacks: things that hear no event."""
+    if not isinstance(callbacks, Iterable):
+        return [f"callbacks is one {type(callbacks).__name__}; give a list of them: callbacks=[...]"]
     wrong = []
     for item in callbacks:
         kind = item if isinstance(item, type) else type(item)

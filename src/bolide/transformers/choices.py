@@ -22,7 +22,9 @@ class Choice(str, Enum):
     @classmethod
     def _missing_(cls, value: Any) -> Any:
         words = [str(member.value) for member in cls]
-        raise ValueError(f"must be one of {', '.join(words)}." + did_you_mean(str(value), words))
+        begins = [word for word in words if word.startswith(str(value))][:1]  # "adam" is of adamw_torch's kind
+        hint = f" Did you mean {begins[0]!r}?" if begins else did_you_mean(str(value), words)
+        raise ValueError(f"must be one of {', '.join(words)}.{hint}")
 
 
 class IntervalStrategy(Choice):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -315,7 +315,7 @@ class WithoutColumns:
 
     def __call__(self, samples: list[Any]) -> Any:
         if not self.looked and samples and isinstance(samples[0], Mapping):
-            tell_dropped([name for name in samples[0] if name not in self.keep], self.model_name)
+            tell_dropped(list(samples[0]), self.keep, self.model_name)
             self.looked = True
         return self.collate([
             {name: value for name, value in sample.items() if name in self.keep}
@@ -324,10 +324,21 @@ class WithoutColumns:
         ])  # fmt: skip
 
 
-def tell_dropped(names: Sequence[str], model_name: str) -> None:
-    """Says which columns the model does not see."""
-    if names:
+def tell_dropped(names: Sequence[str], keep: Collection[str], model_name: str) -> None:
+    """Says which of a sample's columns the model does not see.
+
+    Raises:
+        UserCodeError: none is left.
+    """
+    dropped = [name for name in names if name not in keep]
+    if names and len(dropped) == len(names):
+        raise UserCodeError(
+            f"Of the columns {', '.join(sorted(map(str, names)))}, {model_name}.forward takes none. Give it what it "
+            f"takes ({', '.join(sorted(keep))}), as a tokenizer does, or write remove_unused_columns=False where a "
+            "data collator of yours makes it."
+        )
+    if dropped:
         warn_once(
-            f"The columns {', '.join(sorted(map(str, names)))} are left out, as {model_name}.forward does not take "
+            f"The columns {', '.join(sorted(map(str, dropped)))} are left out, as {model_name}.forward does not take "
             "them. Write remove_unused_columns=False to keep them for a data collator of yours."
         )

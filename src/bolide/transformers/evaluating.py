@@ -35,8 +35,10 @@ from bolide.transformers.utilities import speed_metrics
 class Pass:
     """What one evaluation has collected so far."""
 
-    def __init__(self, args: Any, loss_only: bool, ignore_keys: list[str] | None, wants_losses: bool) -> None:
-        join = args.eval_do_concat_batches
+    def __init__(
+        self, args: Any, model: Any, loss_only: bool, ignore_keys: list[str] | None, wants_losses: bool
+    ) -> None:
+        join, self.model = args.eval_do_concat_batches, model
         self.loss_only, self.ignore_keys = loss_only, ignore_keys
         self.loss = MeanLoss()
         if wants_losses:
@@ -142,16 +144,18 @@ class Evaluating:
         if not trainer.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
             self.model.to(torch.float16 if args.fp16_full_eval else torch.bfloat16)
         outer = self._running_pass
-        collected = self._running_pass = Pass(args, loss_only, ignore_keys, "loss" in args.include_for_metrics)
+        adapter = trainer._adapter_to_evaluate()
+        wants_losses = "loss" in args.include_for_metrics
+        collected = self._running_pass = Pass(args, adapter.model, loss_only, ignore_keys, wants_losses)
         collected.loader = dataloader
         try:
             with torch.no_grad(), averaged(trainer.optimizer):
-                trainer._engine.predict(trainer._adapter, dataloader, return_predictions=False)
+                trainer._engine.predict(adapter, dataloader, return_predictions=False)
             if collected.last is not None:
                 self._metrics_of_batch(collected, collected.last, final=True)
         finally:
             self._running_pass = outer
-        trainer.model_wrapped.eval()  # scripts tell by it what is logged; training goes on in train mode
+        adapter.model.eval()  # scripts tell by it what is logged; training goes on in train mode
         self._evaluated_at = self.state.global_step
         loss = collected.loss.result()
         metrics = {} if loss is None else {"loss": loss}
@@ -173,7 +177,7 @@ class Evaluating:
         assert collected is not None
         size = batch_size_of(inputs) or self.args.per_device_eval_batch_size
         loss, logits, labels = self.prediction_step(
-            trainer.model_wrapped, inputs, collected.loss_only, ignore_keys=collected.ignore_keys
+            collected.model, inputs, collected.loss_only, ignore_keys=collected.ignore_keys
         )
         if logits is not None and self.preprocess_logits_for_metrics is not None:
             logits = self.preprocess_logits_for_metrics(logits, labels)
@@ -264,9 +268,9 @@ class Evaluating:
                     count["num_items_in_batch"] = trainer._get_num_items_in_batch([inputs], self.args.device)
                 with trainer.compute_loss_context_manager():
                     loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, **count)
+                rest = self._beside_loss(loss, outputs)
                 loss = loss.detach().mean()
                 ignore = [*ignore_keys, "loss"]
-                rest = outputs[1:] if isinstance(outputs, (tuple, list)) else ()
             else:
                 with trainer.compute_loss_context_manager():
                     outputs = model(**inputs)
@@ -278,6 +282,15 @@ class Evaluating:
             rest = tuple(value for name, value in outputs.items() if name not in ignore)
         logits = mapped(tuple(value for value in rest if is_array(value)), detached)
         return loss, logits[0] if len(logits) == 1 else (logits or None), labels
+
+    def _beside_loss(self, loss: Tensor, outputs: Any) -> Any:
+        """What a model gave that is no mapping, without the loss: a tuple begins with it where the model had labels."""
+        trainer: Any = self
+        if not isinstance(outputs, (tuple, list)):
+            return () if outputs is loss else (outputs,)
+        withheld = trainer.label_smoother is not None or trainer.compute_loss_func is not None
+        first = outputs[0] if outputs else None
+        return outputs if withheld and isinstance(first, Tensor) and first.dim() else outputs[1:]
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from bolide.core.errors import CheckpointError, CheckpointNotFoundError
 from bolide.core.messages import warn
 from bolide.seed import generators, states_of
 from bolide.transformers import foreign, moving, weights
-from bolide.transformers.loss import takes
 from bolide.transformers.state import save_state
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
@@ -80,22 +79,13 @@ def _digest(path: str) -> str:
 def problem_of(folder: str) -> str | None:
     """Why a folder cannot be gone on from; None where it can.
 
-    A folder of Bolide's is checked against its manifest. One of transformers has none: it must hold the record that
-    is written last, and weights.
+    A folder of Bolide's is checked against its manifest; one of transformers has none.
     """
     manifest = os.path.join(folder, MANIFEST_NAME)
     if not os.path.isfile(manifest):
         if os.path.exists(os.path.join(folder, OWN_STATE_NAME)):
             return f"{MANIFEST_NAME} is missing: it was not written to its end"
-        missing = [name for name in (TRAINER_STATE_NAME,) if not os.path.isfile(os.path.join(folder, name))]
-        if missing:
-            return f"{missing[0]} is missing: it was not written to its end"
-        names = os.listdir(folder)
-        if not any(
-            name.endswith((".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")) for name in names
-        ):
-            return "it holds no weights"
-        return None
+        return foreign.problem_of(folder)
     try:
         content = json.loads(io.read_bytes(manifest))
         if content["format"] > FORMAT:
@@ -160,6 +150,17 @@ def get_last_checkpoint(output_dir: str) -> str | None:
     return None
 
 
+def tell_of_earlier_run(output_dir: str) -> None:
+    """Warns where a run starts beside the checkpoints of another: by their numbers, they seem to be newer ones."""
+    found = checkpoints_in(output_dir)
+    if found:
+        warn(
+            f"Training starts in {output_dir!r}, which holds checkpoints of an earlier run, up to "
+            f"{os.path.basename(found[-1])}: resume_from_checkpoint=True would go on from that one. Write another "
+            "output_dir, or remove them."
+        )
+
+
 def recover(output_dir: str) -> None:
     """Gives whole folders their names back that a kill left under a temporary one; drops those that are not whole.
 
@@ -177,14 +178,16 @@ def recover(output_dir: str) -> None:
             io.remove(part)
 
 
-def rotate(output_dir: str, limit: int | None, best: str | None, final: bool = False) -> None:
+def rotate(output_dir: str, limit: int | None, best: str | None, step: int, final: bool = False) -> None:
     """Removes the oldest checkpoints beyond `limit`; the newest and the best one stay.
 
-    With a limit of one, both stay until the end of training, and then the best one only.
+    `step` is where the run stands: folders of later steps are an earlier run's, and the first to go. With a limit of
+    one, the newest and the best one both stay until the end of training, and then the best one only.
     """
     if limit is None:
         return
     found = sort_checkpoints(output_dir, best_model_checkpoint=best)
+    found.sort(key=lambda path: step_of(path) <= step)
     kept = {os.path.abspath(path) for path in found[-1:]} | ({os.path.abspath(best)} if best is not None else set())
     if final and limit == 1 and best is not None:
         kept = {os.path.abspath(best)}
@@ -239,11 +242,8 @@ class FolderFormat:
                 from bolide.transformers.sharding import tied
 
                 self.owner._save(part, tied(self.owner.model, checkpoint["state_dict"]))
-            elif self.owner._overrides("save_model"):  # a subclass knows better what belongs into a folder
-                more = {"_internal_call": True} if takes(self.owner.save_model, "_internal_call") else {}
-                self.owner.save_model(part, **more)
             else:
-                self.owner._save(part)
+                self.owner._save_model_into(part)
             if not args.save_only_model and "optimizer_states" in checkpoint:
                 self._save_training(checkpoint, part)
             save_state(state, os.path.join(part, TRAINER_STATE_NAME))
@@ -290,7 +290,8 @@ class FolderFormat:
         if problem is not None:
             raise DamagedCheckpointError(f"The checkpoint {path!r} cannot be used: {problem}")
         self.owner._goes_on_from = path
-        state = {} if self.owner._overrides("_load_from_checkpoint") else weights.read(path)
+        own = self.owner._overrides("_load_from_checkpoint")
+        state = {} if own else weights.read_for(self.owner.model, path)
         mismatch = weights.fits(self.owner.model, state, self.owner._engine.strategy.whole_shapes(self.owner.model))
         if mismatch is not None:
             raise CheckpointError(f"The weights in {path!r} do not fit {type(self.owner.model).__name__}: {mismatch}")

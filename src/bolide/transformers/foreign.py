@@ -1,19 +1,22 @@
 """What the engine needs to go on from a checkpoint folder that transformers wrote.
 
-Such a folder holds no place in the data; it follows from the step, as the order of an epoch follows from the seed. Who
-calls: folders.py.
+Such a folder holds no place in the data; it follows from the step, as the order of an epoch follows from the seed. It
+has no manifest either: what was cut short shows in the files themselves. Who calls: folders.py.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import zipfile
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from bolide.checkpoint import io
 from bolide.checkpoint.file import read_trusting
 from bolide.core.errors import CheckpointError
 from bolide.core.messages import info, warn
@@ -22,6 +25,7 @@ from bolide.data.position import generator_states, snapshot
 from bolide.engine.resume import fingerprint
 from bolide.log import Log
 from bolide.seed import rng_state
+from bolide.transformers import weights
 from bolide.transformers.data import Windows
 from bolide.transformers.state import read_state
 
@@ -73,6 +77,44 @@ def checkpoint_of(folder: str, owner: Any) -> dict[str, Any]:
             },
         },
     }
+
+
+def problem_of(folder: str) -> str | None:
+    """Why a folder without a manifest cannot be gone on from; None where it can.
+
+    It must hold the record, which is written last, and weights, and no file that ends too early.
+    """
+    record = os.path.join(folder, "trainer_state.json")
+    if not os.path.isfile(record):
+        return "trainer_state.json is missing: it was not written to its end"
+    try:
+        read_state(record)
+    except ValueError:
+        return "trainer_state.json was cut short"
+    if not weights.are_in(folder):
+        return "it holds no weights"
+    for name in sorted(os.listdir(folder)):
+        if _is_cut_short(os.path.join(folder, name)):
+            return f"{name} was cut short"
+    return None
+
+
+def _is_cut_short(path: str) -> bool:
+    """Whether a file lacks its end, by what its own format says; its content is not read."""
+    if path.endswith(".safetensors"):
+        with io.open_read(path) as file:
+            header = file.read(int.from_bytes(file.read(8), "little") or 1)
+        try:
+            ends = [entry["data_offsets"][1] for key, entry in json.loads(header).items() if key != "__metadata__"]
+        except ValueError:
+            return True
+        return os.path.getsize(path) < 8 + len(header) + max(ends, default=0)
+    if path.endswith((".pt", ".bin")) and os.path.basename(path) != "training_args.bin":
+        with io.open_read(path) as file:
+            start = file.read(2)
+        # an archive has its directory at its end; older files are no archives
+        return not start or (start == b"PK" and not zipfile.is_zipfile(path))
+    return False
 
 
 def random_state_name(rank: int, several: bool) -> str:

@@ -46,11 +46,11 @@ def make_repository(trainer: Any, token: str | None = None, private: bool | None
 
 def push(
     trainer: Any, folder: str, message: str | None, blocking: bool = True, token: str | None = None,
-    revision: str | None = None,
+    revision: str | None = None, private: bool | None = None,
 ) -> Any:  # fmt: skip
     """Uploads a folder without its checkpoints and logs."""
     args = trainer.args
-    name = trainer.hub_model_id or make_repository(trainer, token)
+    name = trainer.hub_model_id or make_repository(trainer, token, private)
     return _api(token or args.hub_token).upload_folder(
         repo_id=name, folder_path=folder, commit_message=message, run_as_future=not blocking,
         ignore_patterns=LEFT_OUT, revision=revision or args.hub_revision,

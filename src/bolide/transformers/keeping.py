@@ -6,9 +6,10 @@ Who calls: trainer.py, the adapter's bridge when something is due, and users.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from bolide.core.errors import ConfigError, did_you_mean
 from bolide.core.messages import info
 from bolide.transformers import hub, ranks, state, weights
 from bolide.transformers.folders import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, rotate
-from bolide.transformers.loss import base_of, can_be_given
+from bolide.transformers.loss import base_of, call, can_be_given
 from bolide.transformers.optimizers import averaged
 
 
@@ -44,6 +45,8 @@ class Keeping:
     _flos_per_token: float | None
     _pushes: list[Any]
     _started_s: float | None = None
+    _newest_checkpoint: str | None = None
+    _report: Callable[[Mapping[str, float], int], None] | None = None
     _tokens_of_step = 0
     _ignore_keys_for_eval: list[str] | None = None
 
@@ -158,10 +161,7 @@ class Keeping:
             logs["non_finite_losses"] = bad
         self.store_flos()
         self._globalstep_last_logged = self.state.global_step
-        if can_be_given(self.log, logs, self._started_s):
-            self.log(logs, self._started_s)
-        else:  # an override of releases 4.x
-            self.log(logs)
+        call(self.log, logs, self._started_s)
 
     def _get_learning_rate(self) -> float:
         """The rate of the step that is about to be done; an override is asked before each of them."""
@@ -176,6 +176,8 @@ class Keeping:
         metrics: dict[str, float] = trainer.evaluate(ignore_keys=ignore_keys_for_eval)
         if not skip_scheduler and not trainer._steps_scheduler:
             self.lr_scheduler.step(self._watched(metrics))
+        if self._report is not None:  # a search compares these, and no evaluation of the script's own
+            self._report(metrics, self.state.global_step)
         return metrics
 
     def _watched(self, metrics: Mapping[str, float]) -> float:
@@ -200,7 +202,7 @@ class Keeping:
             return False
         value = self._watched(metrics)
         best = run.best_metric
-        better = best is None or (value > best if args.greater_is_better else value < best)
+        better = (best is None or (value > best if args.greater_is_better else value < best)) and not math.isnan(value)
         if better:
             run.best_metric = value
             run.best_global_step = run.global_step
@@ -349,8 +351,9 @@ class Keeping:
             return folder
         # all processes hand in their state, and the first one writes
         trainer._engine.save_checkpoint(folder, weights_only=args.save_only_model)
+        self._newest_checkpoint = folder
         if args.should_save:
-            rotate(self._get_output_dir(trial), args.save_total_limit, run.best_model_checkpoint)
+            rotate(self._get_output_dir(trial), args.save_total_limit, run.best_model_checkpoint, run.global_step)
         collectives.barrier()  # nobody looks for a folder that is on its way
         return folder
 
@@ -370,6 +373,14 @@ class Keeping:
                 self._save(folder)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub("Model save")
+
+    def _save_model_into(self, folder: str) -> None:
+        """Writes the model into a checkpoint: as an overridden `save_model` does, where there is one."""
+        trainer: Any = self
+        if not trainer._overrides("save_model"):
+            self._save(folder)
+        else:
+            call(self.save_model, folder, True)
 
     def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None) -> None:
         folder = output_dir if output_dir is not None else self.args.output_dir
@@ -442,7 +453,7 @@ class Keeping:
             blocking: False: uploads in the background; the result is a future.
             token: in the place of hub_token.
             revision: in the place of hub_revision.
-            private: in the place of hub_private_repo, where the repository is made now.
+            private: in the place of hub_private_repo, where the repository is made by this call.
             facts: for the model card.
         """
         trainer: Any = self
@@ -451,9 +462,7 @@ class Keeping:
         self.save_model(_internal_call=True)
         trainer._tell("on_push_begin")
         self.create_model_card(**facts)
-        if self.hub_model_id is None:
-            self.init_hf_repo(token, private)
-        pushed = hub.push(self, self.args.output_dir, commit_message, blocking, token, revision)
+        pushed = hub.push(self, self.args.output_dir, commit_message, blocking, token, revision, private)
         if not blocking:
             self._pushes.append(pushed)
         return pushed

@@ -7,7 +7,7 @@ label smoothing. Who calls: the adapter and the trainer's compute_loss.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,22 @@ def takes(function: Any, name: str) -> bool:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
+
+
+def call(override: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls an override with as many arguments as it takes: in earlier releases these methods had fewer."""
+    kinds = [parameter.kind for parameter in inspect.signature(override).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return override(*arguments)
+    taken = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return override(*arguments[: sum(kind in taken for kind in kinds)])
+
+
+def no_loss(found: Any, compute_loss: Any) -> UserCodeError:
+    """The error for what is no loss."""
+    hint = "; return (loss, outputs) where return_outputs is true only" if isinstance(found, tuple) else ""
+    name = getattr(compute_loss, "__qualname__", "compute_loss")
+    return UserCodeError(f"{name} returned a {type(found).__name__}, and must return the loss, a tensor{hint}")
 
 
 def can_be_given(function: Any, *args: Any, **kwargs: Any) -> bool:
@@ -129,15 +145,6 @@ def shares(batches: Sequence[Any], shifted: bool) -> tuple[list[Any], Tensor | N
     return [(size or 0) / max(1, samples) for size in sizes], None
 
 
-def samples_of(owner: Any, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """The batches of a step and their count by the trainer's own method, which has no device in releases 4.x."""
-    given = (iter(window), len(window), owner.args.device)
-    found: tuple[Sequence[Any], Any] = owner.get_batch_samples(
-        *(given if can_be_given(owner.get_batch_samples, *given) else given[:2])
-    )
-    return found
-
-
 def loss_in(outputs: Any, inputs: Any) -> Tensor:
     """The loss in what the model returned for `inputs`.
 
@@ -145,16 +152,22 @@ def loss_in(outputs: Any, inputs: Any) -> Tensor:
         UserCodeError: there is none.
     """
     if isinstance(outputs, dict):
-        if "loss" in outputs:
+        if outputs.get("loss") is not None:
             loss: Tensor = outputs["loss"]
             return loss
+        given = [str(name) for name, value in outputs.items() if value is not None]
         raise UserCodeError(
-            f"The model returned {', '.join(map(str, outputs))} and no 'loss' for the inputs "
+            f"The model returned {', '.join(given) or 'nothing'} and no 'loss' for the inputs "
             f"{', '.join(map(str, inputs))}. Give labels in the batch, return a loss from forward, or write "
             "Trainer(compute_loss_func=...)"
         )
-    found: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
-    return found
+    found = outputs if isinstance(outputs, Tensor) else outputs[0]
+    if isinstance(found, Tensor):
+        return found
+    raise UserCodeError(
+        f"The model returned a {type(outputs).__name__} that begins with a {type(found).__name__}, where the loss is "
+        "expected; return (loss, ...), a dictionary with 'loss', or write Trainer(compute_loss_func=...)"
+    )
 
 
 class LabelSmoother:

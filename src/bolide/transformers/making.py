@@ -6,7 +6,7 @@ Who calls: trainer.py and the adapter.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from bolide.core.errors import ConfigError
+from bolide.core.errors import ConfigError, UserCodeError
 from bolide.core.messages import warn_once
 from bolide.transformers import data, optimizers, ranks, schedules
-from bolide.transformers.loss import base_of
+from bolide.transformers.loss import base_of, call
 from bolide.transformers.weights import unwrapped
 
 
@@ -35,6 +35,10 @@ class Making:
     lr_scheduler: Any
     optimizer_cls_and_kwargs: Any
     _optimizer_is_users = False
+    _steps_scheduler = True
+    _made_optimizer: Any = None
+    _made_scheduler: Any = None
+    _made_rates: Sequence[float] = ()
     _signature_columns: list[str] | None = None
 
     # ------------------------------------------------------------------ loaders
@@ -107,9 +111,7 @@ class Making:
                     f"{type(dataset).__name__}, which gives its samples in its own order."
                 )
         else:
-            sampler: Any = None
-            if sampler_fn is not None:
-                sampler = sampler_fn(dataset) if inspect.signature(sampler_fn).parameters else sampler_fn()
+            sampler: Any = call(sampler_fn, dataset) if sampler_fn is not None else None
             if isinstance(sampler, data.BalancedBatches):
                 del options["batch_size"]
                 options["batch_sampler"] = sampler
@@ -136,10 +138,8 @@ class Making:
             return dataset
         self._set_signature_columns_if_needed()
         dropped = [column for column in dataset.column_names if column not in (self._signature_columns or ())]
-        if not dropped:
-            return dataset
-        data.tell_dropped(dropped, type(base_of(self.model)).__name__)
-        return dataset.remove_columns(dropped)
+        data.tell_dropped(dataset.column_names, self._signature_columns or (), type(base_of(self.model)).__name__)
+        return dataset.remove_columns(dropped) if dropped else dataset
 
     def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
         """A collator that leaves out of each sample what the model does not take."""
@@ -194,15 +194,35 @@ class Making:
 
     # ------------------------------------------------------------------ optimizers
 
+    def _ready_to_step(self, num_training_steps: int) -> None:
+        """Has both made, by whatever a subclass overrides, and notes what is to be known of them.
+
+        Raises:
+            UserCodeError: an override made none.
+        """
+        self._optimizer_is_users = self.optimizer is not None
+        self.create_optimizer_and_scheduler(num_training_steps)
+        self._refuse_without("optimizer", "lr_scheduler")
+        self._steps_scheduler = not isinstance(self.lr_scheduler, ReduceLROnPlateau)
+        own = isinstance(self.lr_scheduler, schedules.Schedule)
+        self._made_rates = [float(rate) for rate in self.lr_scheduler.base_lrs] if own else ()
+        if not self._optimizer_is_users:
+            self._made_optimizer = self.optimizer
+        self._tell_callbacks_of()  # type: ignore[attr-defined]
+
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Makes both, where they were not given."""
-        self._optimizer_is_users = self.optimizer is not None
-        takes = bool(inspect.signature(self.create_optimizer).parameters)
-        self.create_optimizer(self.model) if takes else self.create_optimizer()
-        takes = "optimizer" in inspect.signature(self.create_scheduler).parameters
-        self.create_scheduler(num_training_steps=num_training_steps, **({"optimizer": self.optimizer} if takes else {}))
-        self._steps_scheduler = not isinstance(self.lr_scheduler, ReduceLROnPlateau)
-        self._tell_callbacks_of()  # type: ignore[attr-defined]
+        call(self.create_optimizer, self.model)
+        self._refuse_without("optimizer")
+        call(self.create_scheduler, num_training_steps, self.optimizer)
+
+    def _refuse_without(self, *names: str) -> None:
+        missing = [name for name in names if getattr(self, name, None) is None]
+        if missing:
+            raise UserCodeError(
+                f"{type(self).__name__} has made no {' and no '.join(missing)}; set self.{' and self.'.join(missing)} "
+                "in create_optimizer_and_scheduler, or in create_optimizer and create_scheduler"
+            )
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         """The optimizer of the arguments, over the parameters that decay and those that do not."""
@@ -222,19 +242,22 @@ class Making:
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule of the arguments."""
-        if self.lr_scheduler is None and self.args.deepspeed:
+        if self.lr_scheduler is not None:
+            return self.lr_scheduler
+        used = optimizer if optimizer is not None else self.optimizer
+        if self.args.deepspeed:
             from bolide.transformers import zero
 
-            used = optimizer if optimizer is not None else self.optimizer
             self.lr_scheduler = zero.scheduler_of(self.args, used, num_training_steps)
         if self.lr_scheduler is None:
             self.lr_scheduler = schedules.get_scheduler(
                 self.args.lr_scheduler_type,
-                optimizer if optimizer is not None else self.optimizer,
+                used,
                 self.args.get_warmup_steps(num_training_steps),
                 num_training_steps,
                 dict(self.args.lr_scheduler_kwargs or {}),
             )
+        self._made_scheduler = self.lr_scheduler
         return self.lr_scheduler
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:

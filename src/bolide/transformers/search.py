@@ -11,19 +11,22 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from bolide import collectives
 from bolide.checkpoint import io
+from bolide.compat.hf_args import ROWS, translated
 from bolide.core.errors import ConfigError
 from bolide.core.messages import warn
 from bolide.transformers.choices import HPSearchBackend
 from bolide.transformers.folders import checkpoints_in
-from bolide.transformers.state import BestRun, TrainerCallback
+from bolide.transformers.state import BestRun
 from bolide.tuner.study import BACKENDS, Settings, Space, run_study
 from bolide.tuner.together import run_together
 from bolide.tuner.trial import PrunedError, Trial
 
+KINDS: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float}
 CLOCKS = ("_runtime", "_per_second", "_model_preparation_time")
 KNOWN = (
     "storage", "sampler", "pruner", "study_name", "load_if_exists", "timeout", "n_jobs", "progress_bar",
@@ -48,18 +51,18 @@ def default_compute_objective(metrics: Mapping[str, float]) -> float:
     return float(loss) if not found and loss is not None else float(sum(found.values()))
 
 
-class Reports(TrainerCallback):
-    """Tells a trial the objective of each evaluation; a trial that is worse than others ends there."""
+class Reports:
+    """Tells a trial the objective of each evaluation of its training; one that is worse than others ends there."""
 
     def __init__(self, trial: Trial, objective: Callable[[Any], Any], several: bool) -> None:
         self.trial, self.objective, self.several = trial, objective, several
         self.metrics: dict[str, float] | None = None
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
-        """Reports."""
+    def __call__(self, metrics: Mapping[str, float], step: int) -> None:
+        """Takes what an evaluation gave, of all datasets, after so many steps."""
         self.metrics = dict(metrics)
         if not self.several:
-            self.trial.report(float(self.objective(self.metrics)), state.global_step)
+            self.trial.report(float(self.objective(dict(metrics))), step)
 
 
 def hyperparameter_search(
@@ -120,7 +123,7 @@ def hyperparameter_search(
         with as_trial(trainer, trial, hp_name):
             trainer.hp_search_backend = HPSearchBackend(backend)
             reports = Reports(trial, objective, len(directions) > 1)
-            trainer.add_callback(reports)
+            trainer._report = reports
             try:
                 trainer.train(resume_from_checkpoint=_place_of(trainer, trial), trial=trial)
                 if reports.metrics is None or trainer.args.eval_strategy == "no":
@@ -133,10 +136,8 @@ def hyperparameter_search(
                 warn(f"Trial {trial.number} is given up: {type(error).__name__}: {error}")
                 raise PrunedError from error
             finally:
-                trainer.remove_callback(reports)
-                folder = trainer.state.best_model_checkpoint or next(
-                    iter(reversed(checkpoints_in(trainer._get_output_dir(trainer._trial)))), None
-                )
+                trainer._report = None
+                folder = trainer.state.best_model_checkpoint or trainer._newest_checkpoint
                 trial.results |= {
                     "metrics": reports.metrics, "history": trainer.state.log_history,
                     "checkpoint": os.fspath(folder) if folder else None,
@@ -176,6 +177,26 @@ def _place_of(trainer: Any, trial: Trial) -> bool | None:
     return trial.goes_on or None
 
 
+def put(args: Any, settings: Mapping[str, Any]) -> None:
+    """Gives training arguments the settings of a trial: by the names of today or older ones, as the kind they have.
+
+    Raises:
+        ConfigError: lists everything that is wrong with them.
+    """
+    kinds = {f.name: str(getattr(f.type, "__name__", f.type)) for f in fields(args) if f.init}
+    older = {name: value for name, value in settings.items() if name in ROWS and name not in kinds}
+    found, wrong = translated(older, kinds, type(args).__name__)
+    if wrong:
+        raise ConfigError(wrong)
+    for name, value in {**settings, **found}.items():
+        if name in kinds or name in vars(args):
+            kind = KINDS.get(kinds.get(name, ""))
+            setattr(args, name, value if kind is None or value is None else kind(value))
+        elif name not in older:
+            warn(f"The space chose {name}={value!r}, which is no training argument; model_init(trial) may read it.")
+    args.__post_init__()
+
+
 @contextmanager
 def as_trial(trainer: Any, trial: Trial, hp_name: Callable[[Any], str] | None) -> Iterator[None]:
     """The trainer with a trial's settings and fresh callbacks; afterwards it is as it was, its model let go of."""
@@ -183,13 +204,7 @@ def as_trial(trainer: Any, trial: Trial, hp_name: Callable[[Any], str] | None) -
     plain = (bool, int, float, str, type(None))
     kept = [{k: v for k, v in vars(callback).items() if isinstance(v, plain)} for callback in callbacks]
     own = copy.copy(args)
-    for name, value in trial.settings.items():
-        if not hasattr(own, name):
-            warn(f"The space chose {name}={value!r}, which is no training argument; model_init(trial) may read it.")
-            continue
-        old = getattr(own, name)
-        setattr(own, name, type(old)(value) if isinstance(old, (bool, int, float)) and old is not None else value)
-    own.__post_init__()
+    put(own, trial.settings)
     trainer.args = own
     trainer.hp_name = hp_name
     try:

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from bolide.core.errors import ConfigError, MissingPackageError, UserCodeError, did_you_mean
 from bolide.core.messages import info, warn
 from bolide.transformers import ranks
+from bolide.transformers.arguments import TrainingArguments
 from bolide.transformers.callbacks import refuse_unknown
 from bolide.transformers.data import default_data_collator
 from bolide.transformers.loss import LabelSmoother, base_of
@@ -48,6 +50,24 @@ def with_old_names(processing_class: Any, old: dict[str, Any]) -> tuple[Any, lis
         else:
             wrong.append(f"Trainer has no argument {name!r}." + did_you_mean(name, CONSTRUCTOR))
     return processing_class, wrong
+
+
+def refuse_other_arguments(args: Any) -> None:
+    """Raises where the settings are not TrainingArguments of Bolide's.
+
+    Raises:
+        ConfigError: a dictionary, transformers' own arguments, or something else.
+    """
+    if isinstance(args, TrainingArguments):
+        return
+    if isinstance(args, Mapping):
+        raise ConfigError("args is a dictionary; write args=TrainingArguments(**settings)")
+    if any(cls.__module__.partition(".")[0] == "transformers" for cls in type(args).__mro__):
+        raise ConfigError(
+            f"args is a {type(args).__name__} of transformers, whose settings are not checked as Bolide's are; import "
+            "it from bolide.transformers, as the Trainer: from bolide.transformers import Trainer, TrainingArguments"
+        )
+    raise ConfigError(f"args is a {type(args).__name__}; give bolide.transformers.TrainingArguments(...)")
 
 
 def _model(args: Any, given: Given) -> Iterator[str]:
@@ -84,7 +104,12 @@ def _data(args: Any, given: Given) -> Iterator[str]:
     if args.eval_strategy != "no" and given["eval_dataset"] is None:
         yield f'eval_strategy="{args.eval_strategy}" needs eval_dataset; give one, or write eval_strategy="no"'
     train = given["train_dataset"]
-    if train is not None and not hasattr(type(train), "__len__") and args.max_steps <= 0:
+    if isinstance(train, Iterator) and not isinstance(train, IterableDataset):
+        yield (
+            "train_dataset is an iterator, which is read once only; give a list or a Dataset, or for a stream an "
+            "IterableDataset, whose __iter__ begins anew"
+        )
+    elif train is not None and not hasattr(type(train), "__len__") and args.max_steps <= 0:
         yield "train_dataset has no length, so its epochs cannot be counted: write max_steps=..."
 
 
@@ -313,19 +338,27 @@ def add_neftune(args: Any, model: Any) -> Callable[[], None]:
     return handle.remove
 
 
-def use_learning_rate(trainer: Any) -> None:
-    """After a resume: the learning rate of the arguments holds, where it is another than in the checkpoint.
+def use_learning_rate(trainer: Any, rates_then: list[float] | None) -> None:
+    """After a resume: the learning rates that this run made hold, where they are others than in the run gone on from.
 
-    A rate that a callback or an optimizer of the user's own set is left alone.
+    Rates that differ by group, and those of an optimizer that a subclass makes, are compared as they were made. A rate
+    that a callback set, or the optimizer that was given as an object, is left alone.
+
+    Args:
+        trainer: its schedule has the rates of the checkpoint.
+        rates_then: the rate of each group as the earlier run made it; None where a checkpoint does not say.
     """
-    schedule, optimizer = trainer.lr_scheduler, trainer.optimizer
+    schedule, optimizer, now = trainer.lr_scheduler, trainer.optimizer, list(trainer._made_rates)
     if trainer._optimizer_is_users or not isinstance(schedule, Schedule):
         return
-    new, old = trainer.args.learning_rate, schedule.base_lrs
-    if all(rate == new for rate in old):
+    then = rates_then or [float(rate) for rate in schedule.base_lrs]
+    if len(set(then)) == 1:  # groups without weight decay may have been joined, in one of the two runs
+        then = then[:1] * len(now)
+    if then == now or len(then) != len(now) or len(schedule.base_lrs) != len(now):
         return
-    info(f"learning_rate is {new:g} now, and was {old[0]:g} in the checkpoint: it holds from here on.")
-    schedule.base_lrs = [new for _ in old]
-    for group in optimizer.param_groups:
-        group["initial_lr"] = new
+    said = [", ".join(dict.fromkeys(f"{rate:g}" for rate in rates)) for rates in (now, then)]
+    info(f"learning_rate is {said[0]} now, and was {said[1]} in the checkpoint: it holds from here on.")
+    schedule.base_lrs = now
+    for group, rate in zip(optimizer.param_groups, now, strict=True):
+        group["initial_lr"] = rate
     schedule.apply()

@@ -10,8 +10,12 @@ import os
 import sys
 from typing import Any
 
+import torch
+from torch import nn
+
 from bolide import collectives
-from bolide.core.errors import ConfigError
+from bolide.checkpoint.file import beside
+from bolide.core.errors import CheckpointNotFoundError, ConfigError
 from bolide.core.messages import info, warn
 from bolide.data.loaders import length_of
 from bolide.transformers import state, weights
@@ -26,7 +30,19 @@ class Starting:
     state: Any
     _trial: Any
     _updates_per_epoch: int
+    _places_model: bool | None = None
     _goes_on_from: str | None = None  # the folder that is being read
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Moves a model. Where this is overridden, it is called, and the model then trains where it is."""
+        model.to(device)
+
+    def _place_as_overridden(self) -> None:
+        trainer: Any = self
+        if trainer._overrides("_move_model_to_device"):
+            if trainer.place_model_on_device:
+                self._move_model_to_device(self.model, self.args.device)
+            trainer._places_model = False
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[Any, ...]:
         """How long training is; an override may change it.
@@ -101,7 +117,10 @@ class Starting:
             if folder is None:
                 info(f"There is no checkpoint in {where!r} to go on from: training starts.")
             return folder
-        return os.path.expanduser(os.fspath(resume))
+        path = os.path.expanduser(os.fspath(resume))
+        if not os.path.isdir(path):
+            raise CheckpointNotFoundError(f"resume_from_checkpoint={path!r}: there is no such folder.{beside(path)}")
+        return path
 
     def _take_state(self, folder: str) -> None:
         """Takes over the record of a checkpoint; what the arguments say now holds, and what changed is told."""
@@ -139,9 +158,27 @@ class Starting:
 
     def _put_weights(self, folder: str, model: Any) -> None:
         trainer: Any = self
-        found = weights.matching_keys(weights.read(folder), model)
+        found = weights.matching_keys(weights.read_for(model, folder), model)
         if self.args.deepspeed:
             from bolide.transformers import zero
 
             zero.put_weights(model, found)
         weights.load(model, trainer._engine.strategy.localized(model, found), folder)
+
+    # ------------------------------------------------------------------ where the model is
+
+    def _validate_args(self) -> None:
+        """Nothing: arguments were checked by now. An override may check more, the callbacks too."""
+
+    @property
+    def is_model_parallel(self) -> bool:
+        """Whether the layers of the model lie on several devices, as its device map says."""
+        places = getattr(self.model, "hf_device_map", None) or {}
+        return len({str(place) for place in places.values()} - {"cpu", "disk"}) > 1
+
+    @property
+    def deepspeed(self) -> Any:
+        """DeepSpeed's engine, once it trains; None elsewhere."""
+        trainer: Any = self
+        strategy: Any = trainer._engine.strategy if self.args.deepspeed and trainer._has_trained else None
+        return getattr(strategy, "deepspeed_engine", None)

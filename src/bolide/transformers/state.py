@@ -204,8 +204,8 @@ def save_state(state: Any, path: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "item"):
-        return value.item()
+    if hasattr(value, "tolist"):
+        return value.tolist()  # of an array its entries, of a number that number
     return str(value)
 
 

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bolide.core.errors import ConfigError, UserCodeError
@@ -29,7 +28,7 @@ from bolide.transformers.adapter import Adapter, Bridge
 from bolide.transformers.arguments import TrainingArguments
 from bolide.transformers.data import windows
 from bolide.transformers.evaluating import Evaluating
-from bolide.transformers.folders import FolderFormat, rotate
+from bolide.transformers.folders import FolderFormat, rotate, tell_of_earlier_run
 from bolide.transformers.keeping import Keeping, counts_parameters
 from bolide.transformers.losses import LossRecord
 from bolide.transformers.making import Making
@@ -38,6 +37,7 @@ from bolide.transformers.optimizers import switches
 from bolide.transformers.repeating import Repeating
 from bolide.transformers.starting import Starting
 from bolide.transformers.utilities import enable_full_determinism, set_seed, speed_metrics
+from bolide.transformers.weights import unwrapped
 
 Dataset = Any
 
@@ -87,7 +87,6 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
     label_names: list[str]
     can_return_loss: bool
     _has_trained = False
-    _places_model: bool | None = None
 
     def __init__(
         self,
@@ -107,6 +106,7 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
         **old: Any,
     ) -> None:
         args = args if args is not None else TrainingArguments("tmp_trainer")
+        setup.refuse_other_arguments(args)
         processing_class, wrong = setup.with_old_names(processing_class, old)
         given = {
             "model": model, "model_init": model_init, "eval_dataset": eval_dataset, "train_dataset": train_dataset,
@@ -163,25 +163,14 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
         self._tell_callbacks_of(train_dataloader=None, eval_dataloader=None)
         self.state = self._new_state()
         self.control = state.TrainerControl()
+        if args.push_to_hub:  # a missing token shows now, not when the training is done
+            self.init_hf_repo()
         self._tell("on_init_end")
         self._memory.stop("init")
 
     def create_accelerator_and_postprocess(self) -> None:
         """Makes `self.accelerator`; an override may make another one, or change it after super()."""
         self.accelerator: Any = Accelerator(self)
-
-    def _validate_args(self) -> None:
-        """Nothing: arguments were checked by now. An override may check more, the callbacks too."""
-
-    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Moves a model. Where this is overridden, it is called, and the model then trains where it is."""
-        model.to(device)
-
-    def _place_as_overridden(self) -> None:
-        if self._overrides("_move_model_to_device"):
-            if self.place_model_on_device:
-                self._move_model_to_device(self.model, self.args.device)
-            self._places_model = False
 
     # ------------------------------------------------------------------ what a run works with
 
@@ -257,6 +246,12 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
             self._made_adapter = Adapter(self, self.model_wrapped)
         return self._made_adapter
 
+    def _adapter_to_evaluate(self) -> Adapter:
+        """The adapter of `model`, which a script may have replaced by another, in the midst of training, too."""
+        if unwrapped(self.model) is unwrapped(self.model_wrapped):
+            return self._adapter
+        return Adapter(self, self.model)
+
     def _new_engine(self) -> Engine:
         args = self.args
         device = args.device if self.place_model_on_device else setup.device_of(self.model)
@@ -315,18 +310,6 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
     def gather_function(self) -> Callable[..., Any]:
         """What joins the tensors of an evaluation's batch over the processes: the accelerator's gather_for_metrics."""
         return partial(self.accelerator.gather_for_metrics, use_gather_object=self.args.eval_use_gather_object)
-
-    @property
-    def is_model_parallel(self) -> bool:
-        """Whether the layers of the model lie on several devices, as its device map says."""
-        places = getattr(self.model, "hf_device_map", None) or {}
-        return len({str(place) for place in places.values()} - {"cpu", "disk"}) > 1
-
-    @property
-    def deepspeed(self) -> Any:
-        """DeepSpeed's engine, once it trains; None elsewhere."""
-        strategy: Any = self._engine.strategy if self.is_deepspeed_enabled and self._has_trained else None
-        return getattr(strategy, "deepspeed_engine", None)
 
     @property
     def is_deepspeed_enabled(self) -> bool:
@@ -418,11 +401,17 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
             self.optimizer = self.lr_scheduler = None
             self._places_model = None
             self._place_as_overridden()
+        if unwrapped(self.model) is not unwrapped(self.model_wrapped):  # replaced by the script
+            self.model_wrapped = self.model
+            if self.optimizer is self._made_optimizer:
+                self.optimizer = None
         if args.deepspeed:
             from bolide.transformers import zero
 
             zero.refuse_again(args, self._has_trained)
             self.optimizer = self.lr_scheduler = None  # its engine puts tensors of its own into an optimizer
+        if self.lr_scheduler is self._made_scheduler:
+            self.lr_scheduler = None  # another training has a schedule of its own; one that was given goes on
         self._made_engine = self._made_adapter = None
         self._look_at_model()
         setup.prepare_model(self)
@@ -438,6 +427,9 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
         folder = self._folder_to_go_on_from(resume_from_checkpoint)
         if folder is not None:
             self._take_state(folder)
+        elif args.should_save and args.save_strategy != "no" and self._trial is None:
+            tell_of_earlier_run(self._get_output_dir(self._trial))
+        self._newest_checkpoint = folder
         self._steps_before = self.state.global_step
         self._evaluated_at = None
         self.control.should_training_stop = False
@@ -473,7 +465,7 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
             for logger, position in zip(self.callback_handler.loggers, resumed.get("loggers", ()), strict=False):
                 logger.go_on(position)
         if progress.step:
-            setup.use_learning_rate(self)
+            setup.use_learning_rate(self, (resumed or {}).get("made_rates"))
         if switches(self.optimizer):
             self.optimizer.train()
         self._globalstep_last_logged, self._total_loss_scalar = self.state.global_step, 0.0
@@ -506,7 +498,7 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
         self.log(figures)
         if args.should_save and args.save_strategy != "no":
             best = run.best_model_checkpoint if args.load_best_model_at_end else None
-            rotate(self._get_output_dir(self._trial), args.save_total_limit, best, final=True)
+            rotate(self._get_output_dir(self._trial), args.save_total_limit, best, run.global_step, final=True)
         self._tell("on_train_end")
         self._finish_current_push()
         if args.push_to_hub:
@@ -538,6 +530,8 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
             count: dict[str, Any] = {"num_items_in_batch": num_items_in_batch} if self._loss_takes_count else {}
             with self.compute_loss_context_manager():
                 loss = self.compute_loss(model, inputs, **count)
+        if not isinstance(loss, Tensor):
+            raise losses.no_loss(loss, self.compute_loss)
         weight = self._loss_weight
         if weight is not None:
             if self._uses_count is None:
@@ -546,6 +540,8 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
                 loss = loss * weight
             elif self._several:
                 loss = loss * self._loss_scale
+        if not isinstance(loss, Tensor):
+            raise UserCodeError(f"compute_loss returned a {type(loss).__name__}; return the loss, a tensor")
         if loss.dim():
             loss = loss.mean()
         self._weighed = weight is not None
@@ -591,7 +587,7 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
 
     def _weigh_here(self, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         if self._own_samples:
-            window, count = losses.samples_of(self, window)
+            window, count = losses.call(self.get_batch_samples, iter(window), len(window), self.args.device)
         elif len(window) == 1 and not self._passes_count:
             self._loss_weights = None
             return window, None

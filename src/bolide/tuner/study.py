@@ -19,7 +19,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bolide.core.errors import ConfigError, MissingPackageError, did_you_mean
+from bolide.core.errors import ConfigError, MissingPackageError, UserCodeError, did_you_mean
 from bolide.core.messages import info
 from bolide.launch.ray_cluster import require_ray
 from bolide.tuner.trial import PrunedError, Trial
@@ -63,8 +63,13 @@ def suggest(ask: Any, space: Space) -> dict[str, Any]:
         found = space(ask)
         if not isinstance(found, Mapping):
             raise ConfigError(f"the space returned a {type(found).__name__}; return a dictionary of settings")
-        return dict(found)
+        return {name: _plain(value) for name, value in found.items()}
     return {name: _one(ask, name, entry) for name, entry in space.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as one of Python's, which a storage can keep; anything else as it is."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
 def _one(ask: Any, name: str, entry: Any) -> Any:
@@ -131,7 +136,17 @@ class Study:
         return [index for index in range(total) if index not in done]
 
     def best(self) -> Any:
-        """The best trial."""
+        """The best trial.
+
+        Raises:
+            UserCodeError: none came to a value.
+        """
+        found, complete = self.finished(), require_optuna().trial.TrialState.COMPLETE
+        if all(trial.state != complete for trial in found):
+            raise UserCodeError(
+                f"The search has no best trial: of its {len(found)} trials none came to a value; all were given up, or "
+                "ended with NaN"
+            )
         return self.study.best_trial
 
     def pareto(self) -> list[Any]:
@@ -356,7 +371,10 @@ def _begun(optuna: Any, study: Any, space: Space, settings: Settings, grid: Any,
         seen.add(step)
         return bool(ask.should_prune())
 
-    trial = Trial(index, suggest(ask, space), tell)
+    def choose(kind: str, name: str, *among: Any, **options: Any) -> Any:
+        return getattr(ask, f"suggest_{kind}")(name, *among, **options)
+
+    trial = Trial(index, suggest(ask, space), tell, choose=choose)
     ask.set_user_attr("index", index)
     return ask, trial
 
@@ -412,6 +430,10 @@ class Keeper:
     def report(self, index: int, value: float, step: int) -> bool:
         """Takes an intermediate value; whether the trial is to be given up."""
         return self.running[index][1].tell(value, step)
+
+    def choose(self, index: int, kind: str, name: str, *among: Any, **options: Any) -> Any:
+        """Chooses one more setting of a trial."""
+        return self.running[index][1]._chosen(kind, name, *among, **options)
 
     def finish(self, index: int, value: Any, results: dict[str, Any]) -> None:
         """Ends a trial; without a value it was given up."""

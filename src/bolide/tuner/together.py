@@ -64,7 +64,10 @@ def _train_one(train: Train, kept: list[Keeper], index: int, settings: dict[str,
     def tell(value: float, step: int) -> bool:
         return on_rank_zero(lambda: kept[0].report(index, value, step))
 
-    trial = Trial(index, settings, tell)
+    def choose(*asked: Any, **options: Any) -> Any:
+        return on_rank_zero(lambda: kept[0].choose(index, *asked, **options))
+
+    trial = Trial(index, settings, tell, choose=choose)
     value: Any = None
     try:
         value = train(trial)

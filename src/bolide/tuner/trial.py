@@ -6,9 +6,11 @@ transformers/search train them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from bolide.core.errors import ConfigError
 
 
 class PrunedError(Exception):
@@ -25,6 +27,7 @@ class Trial:
         tell: takes an intermediate value and its step, and says whether the trial is to be given up.
         results: plain data to keep of it: metrics, history, the path of a checkpoint.
         can_go_on: whether it is started again where its process is lost, so that it should keep what that needs.
+        choose: chooses one more setting: (kind, name, *what there is to choose from); None where that cannot be done.
         goes_on: whether it was begun before in a process that was lost: its newest checkpoint is where it goes on.
     """
 
@@ -34,6 +37,33 @@ class Trial:
     results: dict[str, Any] = field(default_factory=dict)
     can_go_on: bool = False
     goes_on: bool = False
+    choose: Callable[..., Any] | None = None
+
+    def suggest_float(self, name: str, low: float, high: float, **options: Any) -> float:
+        """A number between two; options are those of optuna: log, step."""
+        return float(self._chosen("float", name, low, high, **options))
+
+    def suggest_int(self, name: str, low: int, high: int, **options: Any) -> int:
+        """A whole number between two, both included; options are those of optuna: log, step."""
+        return int(self._chosen("int", name, low, high, **options))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """One of several."""
+        return self._chosen("categorical", name, choices)
+
+    def _chosen(self, kind: str, name: str, *among: Any, **options: Any) -> Any:
+        """A setting that is chosen while the trial is made ready, as in model_init(trial); it is one of its settings.
+
+        Raises:
+            ConfigError: the trial trains where its study is not.
+        """
+        if self.choose is None:
+            raise ConfigError(
+                f"{name!r} cannot be chosen in the process that trains; choose it in the space, and read "
+                f"trial.params[{name!r}]"
+            )
+        self.settings[name] = value = self.choose(kind, name, *among, **options)
+        return value
 
     @property
     def number(self) -> int:
