@@ -350,41 +350,6 @@ def test_the_accelerator_s_names(tmp_path):
         pass
 
 
-def test_the_accelerator_s_names_have_the_original_s_values(tmp_path):
-    """On one process, as a Trainer of transformers has made it; and the parts of a list for each of several."""
-    from accelerate.state import PartialState
-
-    from bolide.transformers.accelerator import part_of
-
-    def values(package: Any) -> dict[str, Any]:
-        args = arguments(package, str(tmp_path), accelerator_config={"split_batches": True})
-        own = package.Trainer(Net(), args).accelerator
-        names = ("use_distributed", "multi_device", "is_fsdp2", "deepspeed_plugin", "scaler", "native_amp",
-                 "should_save_model", "split_batches", "dispatch_batches", "even_batches", "mixed_precision",
-                 "optimizer_step_was_skipped", "num_processes", "is_last_process", "sync_gradients")  # fmt: skip
-        found = {name: getattr(own, name) for name in names}
-        found["said"] = [own.on_last_process(lambda: 1)(), own.on_process(lambda: 2, process_index=0)(), own.clear(3)]
-        with own.split_between_processes([1, 2, 3]) as found["part"], own.accumulate(Net()):
-            own.set_trigger()
-        found["flags"] = own.check_trigger(), own.check_trigger()
-        found["sum"] = float(own.reduce(torch.ones(2), scale=2.0).sum())
-        own.save({"a": torch.ones(2)}, str(tmp_path / "a.safetensors"), safe_serialization=True)
-        return found
-
-    assert values(door) == values(theirs)
-    partial = PartialState()
-    kept = dict(vars(partial))
-    try:
-        for count, ranks, pad in ((5, 3, False), (5, 3, True), (2, 4, False), (2, 4, True), (6, 3, True)):
-            for rank in range(ranks):
-                vars(partial).update(num_processes=ranks, process_index=rank)
-                given = {"a": list(range(count)), "b": list(range(count))}
-                with partial.split_between_processes(dict(given), apply_padding=pad) as expected:  # it changes that
-                    assert part_of(given, rank, ranks, pad) == expected
-    finally:
-        vars(partial).update(kept)
-
-
 def test_the_mean_loss_is_that_of_this_call(tmp_path):
     """Steps before a checkpoint are in its log lines, not in the mean of the run that goes on."""
     more = {"save_strategy": "steps", "save_steps": 5, "logging_steps": 3, "optim": "sgd", "num_train_epochs": 1}
@@ -712,6 +677,94 @@ def test_the_record_is_right_where_training_breaks_off(tmp_path):
     assert (made.state.global_step, made.state.epoch) == (4, pytest.approx(4 / len(made.get_train_dataloader())))
 
 
+# ---------------------------------------------------------------------- the history in trackers
+
+
+class Breaks(door.TrainerCallback):
+    """Breaks training off at a step."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.at:
+            raise KeyError("broken off")
+
+
+def history(out: Any) -> tuple[list[Any], list[str]]:
+    """The points of all event files and of the CSV file, without what is of an attempt, not of the run."""
+    of_attempts = ("runtime", "per_second", "train_loss")  # the last is that of the last attempt
+    points = [one for one in scalars(out) if not any(word in one[0] for word in of_attempts)]
+    file = out / "csv" / "metrics.csv"
+    with file.open() as rows:
+        kept = [{k: v for k, v in row.items() if not any(w in k for w in of_attempts)} for row in csv.DictReader(rows)]
+    return sorted(points), [str(row) for row in kept]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["a folder of its own", "logging_dir"])
+def test_a_run_that_goes_on_has_each_point_of_its_history_once(tmp_path, monkeypatch, named):
+    moments = iter(range(100))  # attempts may fall into the same second
+    monkeypatch.setattr("bolide.transformers.reporting.socket.gethostname", lambda: f"host{next(moments)}")
+    given = {
+        "max_steps": 10,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "logging_steps": 1,
+        "report_to": ["tensorboard", "csv"],
+    }
+
+    def attempt(out, at, resume):
+        if named:
+            given["logging_dir"] = str(out / "board")
+        made = trainer(out, callbacks=[Breaks(at)], **given)
+        with pytest.raises(KeyError) if at < 10 else contextlib.nullcontext():
+            made.train(resume_from_checkpoint=resume)
+
+    attempt(tmp_path / "right", 99, None)
+    for at in (5, 8, 99):
+        attempt(tmp_path / "found", at, True)
+    assert history(tmp_path / "found") == history(tmp_path / "right")
+    assert len(scalars(tmp_path / "right")) > 10
+    folder = tmp_path / "found" / ("board" if named else "runs")
+    assert len({file.parent for file in folder.rglob("*tfevents*")}) == 1
+
+
+def test_a_checkpoint_names_no_folder_outside_of_the_output(tmp_path):
+    (tmp_path / "other").mkdir()
+    for before in ("../other", "runs/..", "runs/../../other", str(tmp_path / "other"), "runs", "."):
+        args = arguments(door, str(tmp_path / "out"))
+        (tmp_path / "out/runs").mkdir(parents=True, exist_ok=True)
+        chosen = reporting.log_dir(args, before)
+        assert os.path.dirname(chosen) == str(tmp_path / "out" / "runs") and os.path.basename(chosen) not in ("", "..")
+
+
+TOKENS: list[tuple[Any, Any, str | None]] = [
+    (0, 0, None), (3, None, None), (3, 3, "[CLS]"), (0, [5, 3], None), (3, [0], None), (3, [3, 0], None),
+    ([3, 0], [3, 0], None), ([0, 7], 0, "[CLS]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ends", "generated", "begin"), TOKENS)
+def test_special_tokens_are_the_tokenizer_s(tmp_path, ends, generated, begin):
+    """In the configuration, and in that of generating, where text may end in several ways."""
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]))
+
+    def tokens(package: Any) -> Any:
+        tokenizer = theirs.BertTokenizer(str(tmp_path / "vocab.txt"))
+        tokenizer.eos_token = "[SEP]"
+        if begin is not None:
+            tokenizer.bos_token = begin
+        model = gpt2()
+        model.config.eos_token_id, model.generation_config.eos_token_id = ends, generated
+        package.Trainer(
+            model, arguments(package, str(tmp_path), max_steps=1), train_dataset=texts(4), processing_class=tokenizer,
+            data_collator=lambda rows: {name: torch.stack([row[name] for row in rows]) for name in rows[0]},
+        ).train()  # fmt: skip
+        return [(c.pad_token_id, c.eos_token_id, c.bos_token_id) for c in (model.config, model.generation_config)]
+
+    assert tokens(door) == tokens(theirs)
+
+
 # ---------------------------------------------------------------------- settings that reach what they set
 
 
@@ -782,64 +835,3 @@ def test_an_order_that_a_stream_cannot_have(tmp_path):
 
     with pytest.warns(UserWarning, match="train_sampling_strategy='group_by_length' has no effect on Stream"):
         trainer(tmp_path, data=Stream(points()), train_sampling_strategy="group_by_length", max_steps=1).train()
-
-
-# ---------------------------------------------------------------------- the history in trackers
-
-
-class Breaks(door.TrainerCallback):
-    """Breaks training off at a step."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.at:
-            raise KeyError("broken off")
-
-
-def history(out: Any) -> tuple[list[Any], list[str]]:
-    """The points of all event files and of the CSV file, without what is of an attempt, not of the run."""
-    of_attempts = ("runtime", "per_second", "train_loss")  # the last is that of the last attempt
-    points = [one for one in scalars(out) if not any(word in one[0] for word in of_attempts)]
-    file = out / "csv" / "metrics.csv"
-    with file.open() as rows:
-        kept = [{k: v for k, v in row.items() if not any(w in k for w in of_attempts)} for row in csv.DictReader(rows)]
-    return sorted(points), [str(row) for row in kept]
-
-
-@pytest.mark.parametrize("named", [False, True], ids=["a folder of its own", "logging_dir"])
-def test_a_run_that_goes_on_has_each_point_of_its_history_once(tmp_path, monkeypatch, named):
-    moments = iter(range(100))  # attempts may fall into the same second
-    monkeypatch.setattr("bolide.transformers.reporting.socket.gethostname", lambda: f"host{next(moments)}")
-    given = {
-        "max_steps": 10,
-        "save_strategy": "steps",
-        "save_steps": 3,
-        "logging_steps": 1,
-        "report_to": ["tensorboard", "csv"],
-    }
-
-    def attempt(out, at, resume):
-        if named:
-            given["logging_dir"] = str(out / "board")
-        made = trainer(out, callbacks=[Breaks(at)], **given)
-        with pytest.raises(KeyError) if at < 10 else contextlib.nullcontext():
-            made.train(resume_from_checkpoint=resume)
-
-    attempt(tmp_path / "right", 99, None)
-    for at in (5, 8, 99):
-        attempt(tmp_path / "found", at, True)
-    assert history(tmp_path / "found") == history(tmp_path / "right")
-    assert len(scalars(tmp_path / "right")) > 10
-    folder = tmp_path / "found" / ("board" if named else "runs")
-    assert len({file.parent for file in folder.rglob("*tfevents*")}) == 1
-
-
-def test_a_checkpoint_names_no_folder_outside_of_the_output(tmp_path):
-    (tmp_path / "other").mkdir()
-    for before in ("../other", "runs/..", "runs/../../other", str(tmp_path / "other"), "runs", "."):
-        args = arguments(door, str(tmp_path / "out"))
-        (tmp_path / "out/runs").mkdir(parents=True, exist_ok=True)
-        chosen = reporting.log_dir(args, before)
-        assert os.path.dirname(chosen) == str(tmp_path / "out" / "runs") and os.path.basename(chosen) not in ("", "..")

@@ -16,7 +16,7 @@ import torch
 import bolide.transformers as ours
 from bolide.core.errors import ConfigError
 from bolide.transformers.overrides import NEVER_CALLED, OLDER, without_effect
-from tests.transformers.models import Net, Rows, accuracy, gpt2, points, t5, texts
+from tests.transformers.models import Net, Rows, Stream, accuracy, gpt2, points, t5, texts
 from tests.transformers.scripts import arguments
 from tests.transformers.test_both_doors import differences
 
@@ -374,9 +374,12 @@ def test_how_long_a_run_is(tmp_path):
         trainer.train()
         again = make(door.Trainer, door, out, max_steps=7, gradient_accumulation_steps=3)
         loader = again.get_train_dataloader()
-        return seen, trainer.state.global_step, again.set_initial_training_values(again.args, loader)
+        endless = door.Trainer(Net(), arguments(door, out, max_steps=3, gradient_accumulation_steps=2),
+                               train_dataset=Stream(points(20)))  # fmt: skip
+        more = endless.set_initial_training_values(endless.args, endless.get_train_dataloader())
+        return seen, trainer.state.global_step, again.set_initial_training_values(again.args, loader), more
 
-    seen, steps, _ = same(script, tmp_path)
+    seen, steps, *_ = same(script, tmp_path)
     assert seen[0] == (2, 3, 21, 42, 8, 5, 6)
     assert steps == 5
 
@@ -481,14 +484,20 @@ def test_what_searches_is_known_while_it_does(tmp_path):
 
         class Looks(door.TrainerCallback):
             def on_train_begin(self, args, state, control, **kwargs):
-                seen.append(trainer.hp_search_backend == "optuna")
+                seen.append((trainer.hp_search_backend == "optuna", state.trial_name, sorted(state.trial_params)))
 
         trainer = make(door.Trainer, door, out, model_init=lambda: Net(0.0), callbacks=[Looks()],
                        eval_strategy="epoch", save_strategy="no")  # fmt: skip
-        trainer.hyperparameter_search(lambda trial: {"seed": trial.suggest_int("seed", 1, 9)}, n_trials=2)
-        return seen, trainer.hp_search_backend
+        best = trainer.hyperparameter_search(
+            lambda trial: {"seed": trial.suggest_int("seed", 1, 9)},
+            n_trials=2,
+            hp_name=lambda trial: f"n{trial.number}",
+        )
+        told = callable(trainer.hp_space), callable(trainer.compute_objective), type(trainer.objective).__name__
+        return seen, trainer.hp_search_backend, told, sorted(best.hyperparameters)
 
-    assert same(script, tmp_path) == ([True, True], None)
+    seen, *_ = same(script, tmp_path)
+    assert seen == [(True, "n0", ["seed"]), (True, "n1", ["seed"])]
 
 
 # ---------------------------------------------------------------------- telling events oneself

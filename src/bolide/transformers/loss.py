@@ -145,15 +145,6 @@ def shares(batches: Sequence[Any], shifted: bool) -> tuple[list[Any], Tensor | N
     return [(size or 0) / max(1, samples) for size in sizes], None
 
 
-def samples_of(owner: Any, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """The batches of a step and their count by the trainer's own method, which has no device in releases 4.x."""
-    given = (iter(window), len(window), owner.args.device)
-    found: tuple[Sequence[Any], Any] = owner.get_batch_samples(
-        *(given if can_be_given(owner.get_batch_samples, *given) else given[:2])
-    )
-    return found
-
-
 def loss_in(outputs: Any, inputs: Any) -> Tensor:
     """The loss in what the model returned for `inputs`.
 

@@ -85,15 +85,15 @@ class LossRecord:
         self._fold()
         return self.sum
 
-    def count_from_here(self) -> None:
-        """`mean` is that of the steps from here on; those that wait for a log line stay in that line."""
-        self._fold()
-        self.total, self.total_steps = -self.sum, -self.steps
-
     @property
     def pending(self) -> int:
         """Steps since the last log line."""
         return self.steps + len(self.waiting)
+
+    def count_from_here(self) -> None:
+        """`mean` is that of the steps from here on; those that wait for a log line stay in that line."""
+        self._fold()
+        self.total, self.total_steps = -self.sum, -self.steps
 
     def mean(self) -> float:
         """The mean loss of all steps, or of those since `count_from_here`."""

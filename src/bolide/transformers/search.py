@@ -106,7 +106,8 @@ def hyperparameter_search(
         wrong.append("load_if_exists=False: a study that is in the storage goes on; write another study_name")
     if wrong:
         raise ConfigError(wrong)
-    objective = compute_objective or default_compute_objective
+    objective = trainer.compute_objective = compute_objective or default_compute_objective
+    trainer.hp_space, trainer.objective = hp_space or default_space, None
     settings = Settings(
         n_trials=n_trials, directions=directions, storage=options.get("storage"),
         name=options.get("study_name") or "bolide", sampler=options.get("sampler") or "tpe",
@@ -128,7 +129,8 @@ def hyperparameter_search(
                 trainer.train(resume_from_checkpoint=_place_of(trainer, trial), trial=trial)
                 if reports.metrics is None or trainer.args.eval_strategy == "no":
                     reports.metrics = trainer.evaluate()
-                return objective(dict(reports.metrics))
+                trainer.objective = objective(dict(reports.metrics))
+                return trainer.objective
             except PrunedError:
                 raise
             except _each(catch) as error:

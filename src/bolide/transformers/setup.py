@@ -248,7 +248,7 @@ def prepare_model(trainer: Any) -> None:
     config: Any = getattr(base_of(model), "config", None)
     if hasattr(config, "use_cache") and not args.use_cache:
         config.use_cache = False
-    align_tokens(trainer.processing_class, config)
+    align_tokens(trainer.processing_class, base_of(model))
     if args.torch_compile and unwrapped(trainer.model_wrapped) is trainer.model_wrapped:
         trainer.model_wrapped = torch.compile(
             model, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode
@@ -270,17 +270,28 @@ def switch_on_checkpointing(model: Any, options: dict[str, Any] | None) -> None:
         switch(**given)
 
 
-def align_tokens(processing_class: Any, config: Any) -> None:
-    """Gives the model's configuration the special tokens of the tokenizer, and says which changed."""
+def align_tokens(processing_class: Any, model: Any) -> None:
+    """Gives the configurations of a model, that of generating too, the tokenizer's special tokens; says which changed.
+
+    Where text may end in several ways, the tokenizer's way becomes the first of them.
+    """
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    if tokenizer is None or config is None or not hasattr(tokenizer, "eos_token_id"):
+    configs = [getattr(model, name, None) for name in ("config", "generation_config")]
+    if tokenizer is None or configs[0] is None or not hasattr(tokenizer, "eos_token_id"):
         return
     changed = []
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value = getattr(tokenizer, name, None)
-        if value is not None and hasattr(config, name) and getattr(config, name) != value:
-            changed.append(f"{name} {getattr(config, name)} -> {value}")
-            setattr(config, name, value)
+        known = [getattr(config, name) for config in configs if config is not None and hasattr(config, name)]
+        if value is None or all(value == own or (isinstance(own, list) and value in own) for own in known):
+            continue
+        changed.append(f"{name} {known[0]} -> {value}")
+        for config in configs:
+            if config is not None and hasattr(config, name):
+                own = getattr(config, name)
+                ends = own if isinstance(own, list) else [] if own is None else [own]
+                several = name == "eos_token_id" and (isinstance(own, list) or config is configs[1])
+                setattr(config, name, [value, *(end for end in ends if end != value)] if several else value)
     if changed:
         info(f"The model's configuration takes the tokenizer's special tokens: {', '.join(changed)}.")
 

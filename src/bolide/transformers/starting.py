@@ -30,6 +30,7 @@ class Starting:
     state: Any
     _trial: Any
     _updates_per_epoch: int
+    _places_model: bool | None = None
     _goes_on_from: str | None = None  # the folder that is being read
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
@@ -52,7 +53,7 @@ class Starting:
 
         Returns:
             Epochs, steps of an epoch, samples of the dataset, samples of the whole training, samples of a step, batches
-            of an epoch, steps of the whole training. What an endless loader does not have is None.
+            of an epoch, steps of the whole training. A loader without a length has an epoch of as many steps.
         """
         trainer: Any = self
         batches = length_of(dataloader)
@@ -63,7 +64,8 @@ class Starting:
                     "The training dataset has no length, so its epochs cannot be counted; write max_steps=..."
                 )
             total = args.max_steps * samples
-            return sys.maxsize, args.max_steps, total, total, samples, None, args.max_steps
+            batches = args.max_steps * args.gradient_accumulation_steps
+            return sys.maxsize, args.max_steps, total, total, samples, batches, args.max_steps
         updates = max(1, math.ceil(batches / args.gradient_accumulation_steps))
         examples = trainer.num_examples(dataloader)
         if args.max_steps > 0:
@@ -80,16 +82,21 @@ class Starting:
         args = self.args
         run = trainer._new_state()
         epochs, updates, _, samples, _, batches, steps = self.set_initial_training_values(args, loader)
-        self._updates_per_epoch = updates if batches is not None else 0
+        endless = math.isinf(length_of(loader))
+        self._updates_per_epoch = 0 if endless else updates
         run.max_steps, run.num_train_epochs = steps, epochs
-        self._batches_per_epoch = math.inf if batches is None else batches
+        self._batches_per_epoch = math.inf if endless else batches
         self._window_size = args.gradient_accumulation_steps
         for name in ("logging_steps", "eval_steps", "save_steps"):
             every = getattr(args, name)
             if every is not None:
                 setattr(run, name, max(1, math.ceil(run.max_steps * every)) if every < 1 else int(every))
         run.epoch = 0
-        run.is_hyper_param_search = self._trial is not None
+        trial = self._trial
+        run.is_hyper_param_search = trial is not None
+        if trial is not None:
+            run.trial_name = trainer.hp_name(trial) if trainer.hp_name is not None else None
+            run.trial_params = dict(trial if isinstance(trial, dict) else getattr(trial, "params", {}))
         self.state = run
         return float(samples)
 
@@ -157,3 +164,21 @@ class Starting:
 
             zero.put_weights(model, found)
         weights.load(model, trainer._engine.strategy.localized(model, found), folder)
+
+    # ------------------------------------------------------------------ where the model is
+
+    def _validate_args(self) -> None:
+        """Nothing: arguments were checked by now. An override may check more, the callbacks too."""
+
+    @property
+    def is_model_parallel(self) -> bool:
+        """Whether the layers of the model lie on several devices, as its device map says."""
+        places = getattr(self.model, "hf_device_map", None) or {}
+        return len({str(place) for place in places.values()} - {"cpu", "disk"}) > 1
+
+    @property
+    def deepspeed(self) -> Any:
+        """DeepSpeed's engine, once it trains; None elsewhere."""
+        trainer: Any = self
+        strategy: Any = trainer._engine.strategy if self.args.deepspeed and trainer._has_trained else None
+        return getattr(strategy, "deepspeed_engine", None)

@@ -87,7 +87,6 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
     label_names: list[str]
     can_return_loss: bool
     _has_trained = False
-    _places_model: bool | None = None
 
     def __init__(
         self,
@@ -172,9 +171,6 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
     def create_accelerator_and_postprocess(self) -> None:
         """Makes `self.accelerator`; an override may make another one, or change it after super()."""
         self.accelerator: Any = Accelerator(self)
-
-    def _validate_args(self) -> None:
-        """Nothing: arguments were checked by now. An override may check more, the callbacks too."""
 
     # ------------------------------------------------------------------ what a run works with
 
@@ -314,18 +310,6 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
     def gather_function(self) -> Callable[..., Any]:
         """What joins the tensors of an evaluation's batch over the processes: the accelerator's gather_for_metrics."""
         return partial(self.accelerator.gather_for_metrics, use_gather_object=self.args.eval_use_gather_object)
-
-    @property
-    def is_model_parallel(self) -> bool:
-        """Whether the layers of the model lie on several devices, as its device map says."""
-        places = getattr(self.model, "hf_device_map", None) or {}
-        return len({str(place) for place in places.values()} - {"cpu", "disk"}) > 1
-
-    @property
-    def deepspeed(self) -> Any:
-        """DeepSpeed's engine, once it trains; None elsewhere."""
-        strategy: Any = self._engine.strategy if self.is_deepspeed_enabled and self._has_trained else None
-        return getattr(strategy, "deepspeed_engine", None)
 
     @property
     def is_deepspeed_enabled(self) -> bool:
