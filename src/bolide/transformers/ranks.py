@@ -413,7 +413,7 @@ def weigh(owner: Any, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
     shares = getattr(window, "shares", None) or [1.0] * len(window)
     count: Any = None
     if owner._own_samples:
-        window, count = losses.samples_of(owner, window)
+        window, count = losses.call(owner.get_batch_samples, iter(window), len(window), args.device)
     weights, total, scale = weights_of(owner, window, shares)
     owner._batch_shares = shares
     owner._loss_weights = weights

@@ -587,7 +587,7 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
 
     def _weigh_here(self, window: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         if self._own_samples:
-            window, count = losses.samples_of(self, window)
+            window, count = losses.call(self.get_batch_samples, iter(window), len(window), self.args.device)
         elif len(window) == 1 and not self._passes_count:
             self._loss_weights = None
             return window, None
