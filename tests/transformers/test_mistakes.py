@@ -10,7 +10,7 @@ import torch
 
 import bolide.transformers as door
 from bolide.core.errors import CheckpointNotFoundError, ConfigError, UserCodeError
-from tests.transformers.models import Net, Rows, points
+from tests.transformers.models import Net, Rows, gpt2, points, texts
 from tests.transformers.scripts import arguments
 
 
@@ -91,6 +91,31 @@ def test_a_compute_loss_that_returns_no_loss(tmp_path, returned, told):
 
     with pytest.raises(UserCodeError, match=f"Own.compute_loss {told}"):
         trainer(tmp_path, Own).train()
+
+
+@pytest.mark.parametrize("windows", [1, 2], ids=["one batch a step", "two batches a step"])
+def test_a_loss_that_no_parameter_had_a_part_in(tmp_path, windows):
+    class Detached(Net):
+        def forward(self, x, labels=None):
+            return {name: value.detach() for name, value in super().forward(x, labels).items()}
+
+    def fit(model: Any) -> None:
+        args = arguments(door, str(tmp_path), gradient_accumulation_steps=windows)
+        door.Trainer(model, args, train_dataset=points()).train()
+
+    with pytest.raises(UserCodeError, match=r"no trainable parameter of Detached had a part .* without .detach\(\)"):
+        fit(Detached())
+    with pytest.raises(UserCodeError, match="No parameter of Net trains: requires_grad is False for all of them"):
+        fit(Net().requires_grad_(False))
+
+
+def test_a_peft_model_that_was_loaded_to_predict(tmp_path):
+    peft = pytest.importorskip("peft")
+    adapter = peft.LoraConfig(target_modules=["c_attn"])
+    peft.get_peft_model(gpt2(), adapter).save_pretrained(str(tmp_path / "adapter"))
+    loaded = peft.PeftModel.from_pretrained(gpt2(), str(tmp_path / "adapter"))
+    with pytest.raises(UserCodeError, match=r"no parameter that trains. .*is_trainable=True"):
+        door.Trainer(loaded, arguments(door, str(tmp_path)), train_dataset=texts()).train()
 
 
 def test_overrides_with_fewer_arguments_as_in_earlier_releases(tmp_path):

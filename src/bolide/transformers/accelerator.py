@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from bolide import collectives
 from bolide.checkpoint import io
 from bolide.transformers import ranks
+from bolide.transformers.loss import one_loss
 from bolide.transformers.weights import separate, unwrapped
 
 
@@ -172,6 +173,8 @@ class Accelerator:
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """The backward pass, with the loss scaler where there is one."""
         adapter = self._owner._adapter
+        if not loss.requires_grad:
+            one_loss(loss, adapter.model)
         if self._owner._several and adapter._run is not None:
             ranks.before_backward(self._owner, self._strategy)
         if adapter._run is None:

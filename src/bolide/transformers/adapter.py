@@ -21,7 +21,7 @@ from bolide.engine.optimizers import clear_gradients, step_of
 from bolide.module import LightningModule
 from bolide.transformers import ranks, weights
 from bolide.transformers.data import Window
-from bolide.transformers.loss import loss_in
+from bolide.transformers.loss import loss_in, one_loss
 
 if TYPE_CHECKING:
     from bolide.engine.run import Run
@@ -103,8 +103,8 @@ class Adapter(LightningModule):
         if not net.training:
             net.train()
         loss = loss_in(net(**batch), batch)
-        if loss.dim():
-            loss = loss.mean()
+        if loss.dim() or not loss.requires_grad:
+            loss = one_loss(loss, net)
         loss.backward()
         run = self.__dict__["_run"]
         self.finish_step(owner, run, loss.detach())

@@ -74,6 +74,32 @@ def no_loss(found: Any, compute_loss: Any) -> UserCodeError:
     return UserCodeError(f"{name} returned a {type(found).__name__}, and must return the loss, a tensor{hint}")
 
 
+def one_loss(loss: Tensor, model: Any) -> Tensor:
+    """The loss as one number that the model's parameters had a part in; a vector of losses counts by its mean.
+
+    Raises:
+        UserCodeError: no trainable parameter had a part in it.
+    """
+    if loss.requires_grad:
+        return loss.mean() if loss.dim() else loss
+    name, base = type(base_of(model)).__name__, unwrapped(model)
+    if any(parameter.requires_grad for parameter in base.parameters()):
+        raise UserCodeError(
+            f"The loss has no gradient: no trainable parameter of {name} had a part in it. Compute it from the model's "
+            "output without .detach(), .item() or torch.no_grad(). Where the first layers are frozen and gradients are "
+            "checkpointed, call model.enable_input_require_grads() before"
+        )
+    if is_peft(base):
+        raise UserCodeError(
+            "The PEFT model has no parameter that trains. Load its adapter with PeftModel.from_pretrained(model, "
+            "folder, is_trainable=True), or make one with get_peft_model(model, config)"
+        )
+    raise UserCodeError(
+        f"No parameter of {name} trains: requires_grad is False for all of them. Set it, as with "
+        "model.classifier.requires_grad_(True), for the parts to train"
+    )
+
+
 def can_be_given(function: Any, *args: Any, **kwargs: Any) -> bool:
     """Whether a function can be called with such arguments."""
     try:
