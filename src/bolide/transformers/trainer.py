@@ -540,8 +540,6 @@ class Trainer(Starting, Making, Evaluating, Keeping, Repeating, ranks.SharedStep
                 loss = loss * weight
             elif self._several:
                 loss = loss * self._loss_scale
-        if not isinstance(loss, Tensor):
-            raise UserCodeError(f"compute_loss returned a {type(loss).__name__}; return the loss, a tensor")
         if loss.dim() or not loss.requires_grad:
             loss = losses.one_loss(loss, self.model)
         self._weighed = weight is not None
