@@ -112,11 +112,11 @@ def step_of(folder: str) -> int:
     return int(match[1]) if match else -1
 
 
-def checkpoints_in(output_dir: str) -> list[str]:
+def checkpoints_in(output_dir: str, prefix: str = PREFIX_CHECKPOINT_DIR) -> list[str]:
     """The checkpoint folders in a folder, in the order of their steps."""
-    names = [name for name in io.list_dir(output_dir) if _NAME.fullmatch(name)]
-    found = [os.path.join(output_dir, name) for name in names]
-    return sorted((path for path in found if os.path.isdir(path)), key=step_of)
+    name = re.compile(rf"{re.escape(prefix)}-(\d+)")
+    found = [os.path.join(output_dir, one) for one in io.list_dir(output_dir) if name.fullmatch(one)]
+    return sorted((path for path in found if os.path.isdir(path)), key=lambda path: int(path.rpartition("-")[2]))
 
 
 def sort_checkpoints(
@@ -127,9 +127,7 @@ def sort_checkpoints(
 ) -> list[str]:
     """The checkpoint folders, oldest first, the best one next to last; use_mtime: by when they were written."""
     best = best_model_checkpoint
-    name = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)")
-    places = [os.path.join(output_dir, one) for one in io.list_dir(output_dir) if name.fullmatch(one)]
-    found = sorted((path for path in places if os.path.isdir(path)), key=lambda path: int(path.rpartition("-")[2]))
+    found = checkpoints_in(output_dir, checkpoint_prefix)
     if use_mtime:
         found.sort(key=os.path.getmtime)
     same = [path for path in found if best is not None and os.path.abspath(path) == os.path.abspath(best)]
@@ -191,13 +189,7 @@ def rotate(output_dir: str, limit: int | None, best: str | None, step: int, fina
     kept = {os.path.abspath(path) for path in found[-1:]} | ({os.path.abspath(best)} if best is not None else set())
     if final and limit == 1 and best is not None:
         kept = {os.path.abspath(best)}
-    surplus = len(found) - max(limit, len(kept))
-    for path in found:
-        if surplus <= 0:
-            return
-        if os.path.abspath(path) not in kept:
-            io.remove(path)
-            surplus -= 1
+    _remove_oldest(found, kept, max(limit, len(kept)))
 
 
 def rotate_checkpoints(
@@ -212,9 +204,15 @@ def rotate_checkpoints(
         return
     best = os.path.abspath(best_model_checkpoint) if best_model_checkpoint is not None else None
     found = sort_checkpoints(output_dir, checkpoint_prefix, use_mtime, best)
-    kept = {os.path.abspath(path) for path in found[-1:]} | {best}
+    kept = {os.path.abspath(path) for path in found[-1:]} | ({best} if best is not None else set())
+    here = sum(os.path.abspath(path) in kept for path in found)
+    _remove_oldest(found, kept, max(save_total_limit, here))
+
+
+def _remove_oldest(found: list[str], kept: set[str], left: int) -> None:
+    """Removes folders from the first on, those aside that are kept, until so many are left."""
     old = [path for path in found if os.path.abspath(path) not in kept]
-    for path in old[: max(0, len(found) - max(save_total_limit, len(found) - len(old)))]:
+    for path in old[: max(0, len(found) - left)]:
         io.remove(path)
 
 

@@ -100,7 +100,7 @@ class Keeping:
         if can_be_given(own, *given, learning_rate=record.lr):
             own(*given, learning_rate=record.lr)
         else:  # as releases 4.x had it
-            own(*(given if can_be_given(own, *given) else given[:-1]))
+            call(own, *given)
         if record.pending and not given[0]:  # it has logged the losses itself, and set them back
             record.take()
 
@@ -247,7 +247,7 @@ class Keeping:
     def _share_tokens(self) -> None:
         """Adds the tokens of a batch, or those of all processes in a step, to the record."""
         if self.args.include_num_input_tokens_seen != "no":
-            self.state.num_input_tokens_seen += int(ranks.summed(self.args, self._tokens_of_step))
+            self.state.num_input_tokens_seen += int(ranks.summed(self, self._tokens_of_step))
             self._tokens_of_step = 0
 
     def floating_point_ops(self, inputs: Any) -> float:
@@ -263,8 +263,7 @@ class Keeping:
 
     def store_flos(self) -> None:
         """Adds what all processes have counted to the record; all must call it."""
-        trainer: Any = self
-        self.state.total_flos += ranks.summed(self.args, self.current_flos) if trainer._several else self.current_flos
+        self.state.total_flos += ranks.summed(self, self.current_flos)
         self.current_flos = 0
 
     @staticmethod
@@ -401,10 +400,7 @@ class Keeping:
         folder = self.state.best_model_checkpoint
         info(f"The weights are those of {folder}, the best checkpoint ({self.state.best_metric}).")
         trainer: Any = self
-        if trainer._overrides("_load_from_checkpoint"):
-            trainer._load_from_checkpoint(folder)
-        else:
-            trainer._put_weights(folder, self.model)
+        trainer._load_from_checkpoint(folder)
 
     # ------------------------------------------------------------------ the hub
 

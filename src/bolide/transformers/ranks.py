@@ -144,9 +144,9 @@ def of_first(args: Any, value: T) -> T:
     return collectives.broadcast(value) if args.world_size > 1 else value
 
 
-def summed(args: Any, number: float) -> float:
+def summed(owner: Any, number: float) -> float:
     """The sum of a number over all ranks."""
-    if args.world_size == 1:
+    if not owner._several:
         return number
     return sum(row[0] for row in collectives.gather_numbers("a sum over the processes", [float(number)]))
 

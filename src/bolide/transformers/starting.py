@@ -153,11 +153,9 @@ class Starting:
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Gives the model, or another one, the weights of a checkpoint's folder. An override reads them its own way."""
-        folder = os.path.expanduser(os.fspath(resume_from_checkpoint))
-        self._put_weights(folder, self.model if model is None else model)
-
-    def _put_weights(self, folder: str, model: Any) -> None:
         trainer: Any = self
+        folder = os.path.expanduser(os.fspath(resume_from_checkpoint))
+        model = self.model if model is None else model
         found = weights.matching_keys(weights.read_for(model, folder), model)
         if self.args.deepspeed:
             from bolide.transformers import zero
